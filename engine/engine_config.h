@@ -1,0 +1,21 @@
+// Limits and choices of the engine. Defaults are written here and nowhere else; flags, environment and file override.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/backend.h"
+
+namespace loupe {
+
+struct EngineConfig {
+  BackendOptions backend;
+  int64_t kv_device_bytes = 0;   // 0: auto, 25 % of RAM on the CPU
+  int max_context = 0;           // 0: the model's
+  int max_sequences = 64;        // samples computed at a time
+  int max_step_tokens = 512;     // rows of a step
+  int max_queue = 256;           // requests waiting; more are refused with RESOURCE_EXHAUSTED
+  std::string chat_template;     // text that replaces the model's own; empty: the model's
+};
+
+}  // namespace loupe

@@ -1,0 +1,46 @@
+// One forward pass of a decoder-only model of the Llama family (RMSNorm, RoPE, grouped-query attention, SiLU gate), over
+// a batch of prompt and decode rows. Owns the packed weights and the activations. Used by the step thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "engine/load/weight_source.h"
+#include "engine/model/model_config.h"
+#include "kernels/backend.h"
+#include "kvcache/kv_cache.h"
+
+namespace loupe {
+
+struct DecoderStep {
+  Tensor ids;            // [T] i32, rows in the order of the batch
+  KvCache* cache = nullptr;
+  KvBatch* batch = nullptr;  // reserved; not committed by the pass
+  Tensor logit_rows;     // [n] i32: rows whose logits are wanted, n <= max_logit_rows
+  Tensor logits;         // [n, V] f32 out
+};
+
+class Decoder {
+ public:
+  // Packs all weights and takes activations for `max_rows` rows. INVALID_ARGUMENT names a missing tensor or a shape
+  // that does not fit, with both shapes. `progress`: share of bytes packed.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Create(const ModelConfig& config, const WeightSource& source,
+                                                         Backend& backend, int max_rows,
+                                                         const std::function<void(double)>& progress = {});
+  ~Decoder();
+  void Forward(const DecoderStep& step, Stream& stream);
+
+  KvShape kv_shape() const;
+  const ModelConfig& config() const;
+  int64_t weight_bytes() const;           // resident
+  int64_t weight_bytes_per_step() const;  // read by a step of one row
+  int64_t activation_bytes() const;
+
+ private:
+  Decoder();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace loupe

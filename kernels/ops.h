@@ -1,0 +1,131 @@
+// One argument struct per op. Shapes are documented here and nowhere else. Letters: T rows (tokens) of the step,
+// B sequences of the step, H query heads, G key/value heads, R = H / G, D head size, E model width, F feed-forward
+// width, V vocabulary, N pages of all lists of the step, P = 64 entries of a page.
+//
+// The rows of a step are ordered: first `prompt_rows` rows of phase prompt, then the rows of phase decode. A backend may
+// compute the two phases with different kernels, never choose by the number of rows: a row's result depends on its
+// inputs and its phase alone, not on the other rows, the order of calls or the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/page_layout.h"
+#include "kernels/tensor.h"
+
+namespace loupe {
+
+// ---- weights
+
+// How a matrix is stored in a model file. Block formats are GGUF's.
+enum class WeightType : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 };
+
+// A matrix in a model file, row-major by output: `rows` outputs of `cols` inputs each.
+struct HostMatrix {
+  WeightType type = WeightType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const void* data = nullptr;
+};
+
+// A matrix in the layout of its backend's inner loops. Immutable, shared by all threads.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+  virtual int64_t rows() const = 0;
+  virtual int64_t cols() const = 0;
+  virtual int64_t bytes() const = 0;  // resident bytes, read once a step at decode
+};
+
+// ---- ops
+
+struct EmbedArgs {
+  const Weight* table = nullptr;  // [V, E]
+  Tensor ids;                     // [T] i32
+  Tensor out;                     // [T, E] f32
+};
+
+struct RmsNormArgs {
+  Tensor x;       // [T, E] f32 (or [T, H, D]: each row of D is normalised, for per-head norms)
+  Tensor weight;  // [E] (or [D]) f32
+  float eps = 0;
+  Tensor out;  // shape of x, may be x
+};
+
+struct MatMulArgs {
+  const Weight* weight = nullptr;  // [rows, cols]
+  Tensor x;                        // [T, cols] f32
+  Tensor bias;                     // [rows] f32, optional
+  Tensor add;                      // [T, rows] f32, optional residual; may be `out`
+  Tensor out;                      // [T, rows] f32
+  int prompt_rows = 0;
+};
+
+struct SiluMulArgs {
+  Tensor gate_up;  // [T, 2F] f32: gate in the first F columns, up in the rest
+  Tensor out;      // [T, F] f32 = silu(gate) * up
+};
+
+// Rotary position embedding (Su et al., arXiv 2104.09864). `interleaved` pairs (2i, 2i+1), as GGUF's llama tensors are
+// stored; otherwise pairs (i, i + D/2), as in Hugging Face files.
+struct RopeArgs {
+  Tensor x;            // [T, H, D] f32, rotated in place; row_stride may exceed H * D
+  Tensor positions;    // [T] i32
+  Tensor frequencies;  // [rotary / 2] f32: angle of pair i at position p is p * frequencies[i]
+  float scale = 1;     // multiplies the rotated pair (YaRN's attention factor)
+  bool interleaved = true;
+};
+
+// Writes one key and one value per (row, kv head) into its slot, encoding on the way.
+struct AppendKvArgs {
+  Tensor k;       // [T, G, D] f32, after RoPE
+  Tensor v;       // [T, G, D] f32
+  Tensor slots;   // [T, G] PageRef; `count` is the slot's index in the page. log_weights set: the slot's beta becomes 0
+  void* arena = nullptr;
+};
+
+// Attention of every row over its lists, exact softmax over all pages whatever their format:
+//   x_e = scale * q . k_e + beta_e,  out = sum_e softmax(x)_e v_e
+// A list's entries are numbered through its pages in the order of the table. A row sees entries
+// [visible_begin, visible_end) of the table, and all entries of the extra pages. A row that sees nothing gives zeros.
+// Partial (max, sum, output) triples are merged in list order; a sink adds exp(sink) to the denominator.
+struct AttendArgs {
+  Tensor q;              // [T, H, D] f32, after RoPE
+  Tensor row_sequence;   // [T] i32 in [0, B); rows of one sequence are contiguous within a phase, positions ascending
+  Tensor pages;          // [N] PageRef, the lists' pages concatenated in order (sequence, kv head)
+  Tensor list_begin;     // [B * G + 1] i32 into pages
+  Tensor visible_begin;  // [T, G] i32
+  Tensor visible_end;    // [T, G] i32
+  Tensor extra_pages;    // [B * G, M] PageRef, optional: pages that may differ at every step (written on the device)
+  Tensor extra_counts;   // [B * G] i32, how many of them count now
+  const void* arena = nullptr;
+  float scale = 1;
+  Tensor sinks;  // [H] f32, optional: a logit per head that has no value
+  int prompt_rows = 0;
+  Tensor out;  // [T, H, D] f32
+
+  // Optional outputs, for decode rows only (prompt rows leave them alone); a sequence that asks has one decode row.
+  Tensor page_mass;          // [N, R] f32: probability that a page received from each head of the group
+  Tensor entry_probability;  // [N, P, R] f32: the same per entry; entries out of sight get 0
+};
+
+// Copies single entries between pages of equal format, log-weights included (a source without them gives beta 0).
+struct EntryCopy {
+  PageRef from;  // `count` is the slot
+  PageRef to;    // `count` is the slot
+};
+struct CopyEntriesArgs {
+  const EntryCopy* copies = nullptr;  // host memory, read before the call returns
+  int64_t num_copies = 0;
+  int head_dim = 0;
+  void* arena = nullptr;
+};
+
+// Copies rows: out[i] = x[rows[i]].
+struct GatherRowsArgs {
+  Tensor x;     // [T, E] f32
+  Tensor rows;  // [n] i32
+  Tensor out;   // [n, E] f32
+};
+
+}  // namespace loupe

@@ -1,0 +1,123 @@
+// The KV cache as the engine sees it: sequences of ragged lists, one per (layer, kv head), in pages of one byte arena.
+// Owned by the engine; every call comes from the step thread, so there are no locks inside.
+//
+// A step: Reserve (may fail, changes nothing then) -> for each layer Append, Attend (cannot fail) -> Commit (positions
+// advance, policies act). A reserved batch that will not run is given back by Abandon. Close gives all pages back; pages
+// shared with a fork live until their last owner goes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kvcache/kv_config.h"
+#include "kvcache/policies/policy.h"
+
+namespace loupe {
+
+struct SeqId {
+  int32_t value = -1;
+  auto operator<=>(const SeqId&) const = default;
+};
+
+// What one sequence adds in a step. Rows of the batch: first all prompt rows, in the order of items, then all decode
+// rows, in the order of items; positions go on from the sequence's length.
+struct KvStepItem {
+  SeqId seq;
+  int num_prompt_rows = 0;
+  int num_decode_rows = 0;     // > 1 only when generated tokens are recomputed after a preemption
+  bool ends_prefill = false;   // the prompt is complete after this step: Policy::AfterPrefill is due
+};
+
+// A reserved step. Filled by Reserve, opaque to the engine but for the public members; reused from step to step.
+class KvBatch {
+ public:
+  KvBatch();
+  ~KvBatch();
+  KvBatch(KvBatch&&) noexcept;
+  KvBatch& operator=(KvBatch&&) noexcept;
+
+  int num_rows = 0;
+  int prompt_rows = 0;
+  Tensor positions;  // [T] i32 position of each row in its sequence; valid until the batch is committed or abandoned
+
+ private:
+  friend class KvCache;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+struct KvStats {
+  int64_t capacity_bytes = 0;      // arena, whole slabs
+  int64_t resident_bytes = 0;      // pages in use, counted once however many share them
+  int64_t slab_bytes = 0;          // slabs taken by page classes: resident + free pages inside taken slabs
+  int64_t resident_entries = 0;    // entries in pages in use (shared pages once)
+  int64_t pages = 0;               // pages in use
+  int64_t small_pages = 0;         // of them small
+  int num_sequences = 0;
+  int64_t reserve_failures = 0;    // since start
+  int64_t entries_dropped = 0;     // by policies, since start
+};
+
+// What one sequence holds now, for usage.kv.
+struct KvSequenceReport {
+  int num_tokens = 0;            // positions appended
+  int64_t device_bytes = 0;      // pages, slack included; shared pages in full
+  int64_t full_bytes = 0;        // all positions in all lists, 2 bytes an element, without slack
+  int64_t peak_device_bytes = 0;
+  int64_t lists = 0;
+  int64_t entries_kept = 0;      // sums over lists
+  int64_t entries_dropped = 0;
+  int64_t read_bytes_per_token = 0;  // KV bytes that attention reads for the next token
+};
+
+class KvCache {
+ public:
+  // RESOURCE_EXHAUSTED if the arena cannot be had, INVALID_ARGUMENT if it is smaller than one slab, with the numbers.
+  static absl::StatusOr<std::unique_ptr<KvCache>> Create(const KvConfig& config, const KvShape& shape, Backend& backend);
+  ~KvCache();
+
+  // `policy` outlives the sequence. RESOURCE_EXHAUSTED when max_sequences are open.
+  absl::StatusOr<SeqId> Open(const Policy& policy = FullPolicy());
+  // A second sequence with the same content; pages are shared until one of the two writes to them.
+  absl::StatusOr<SeqId> Fork(SeqId parent);
+  // Gives the sequence's pages back. No batch that holds it may be in flight.
+  void Close(SeqId seq);
+
+  int num_tokens(SeqId seq) const;
+
+  // All pages that the step will write, or nothing: RESOURCE_EXHAUSTED with bytes asked and free.
+  absl::Status Reserve(std::span<const KvStepItem> items, KvBatch* batch);
+  void Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream);  // [T, G, D] f32
+  void Attend(KvBatch& batch, int layer, const Tensor& q, const Tensor& out, Stream& stream);  // [T, H, D] f32
+  // Positions advance, policies of the batch's sequences act. A policy whose repack finds no room leaves its lists as
+  // they are and is asked again at the next commit.
+  void Commit(KvBatch& batch, Stream& stream);
+  void Abandon(KvBatch& batch);
+
+  // One transaction over any lists of a sequence: reserve new pages, copy, swap, release the old. All or nothing.
+  absl::Status Repack(SeqId seq, std::span<const ListAction> actions, Stream& stream);
+
+  // Upper bound of the bytes that `num_tokens` more tokens of a full sequence take, slack included: for admission.
+  int64_t BytesForTokens(int num_tokens) const;
+  int64_t bytes_free() const;
+
+  // Positions held by a list, in list order (tests, policies, reports).
+  std::vector<int32_t> ListPositions(SeqId seq, int layer, int kv_head) const;
+  KvSequenceReport Report(SeqId seq) const;
+  KvStats Stats() const;
+  const KvShape& shape() const;
+  // Recounts everything from the block tables and CHECKs it against the ledger. Slow; for tests and debug.
+  void Audit() const;
+
+ private:
+  KvCache();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace loupe
