@@ -1,0 +1,27 @@
+// What every listener shares. Listeners open before the model is loaded; until then engine() is null and requests are
+// answered 503 / UNAVAILABLE.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "engine/engine.h"
+#include "server/lifecycle.h"
+#include "server/metrics.h"
+
+namespace loupe {
+
+struct ServerContext {
+  std::string model_name;
+  int64_t created_unix_s = 0;
+  bool strict_fields = false;       // unknown JSON fields are refused
+  bool log_prompts = false;
+  int64_t max_body_bytes = 16 << 20;
+  int max_connections = 1024;
+  Lifecycle* lifecycle = nullptr;
+  Metrics* metrics = nullptr;
+  std::string config_json;          // --print-config, for /config
+  std::atomic<Engine*> engine{nullptr};
+};
+
+}  // namespace loupe
