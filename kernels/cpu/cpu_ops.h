@@ -1,0 +1,36 @@
+// The CPU backend's ops as free functions, one file each. BackendCpu (backend_cpu.cpp) only forwards to them.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/ops.h"
+
+namespace loupe {
+
+// Instruction sets with kernels of their own, worst first. kAvx512 means F, BW, DQ, VL, VNNI and BF16.
+enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
+Isa DetectIsa();
+const char* IsaName(Isa isa);
+
+// What every op may use.
+struct CpuContext {
+  ThreadPool& pool;
+  Isa isa = Isa::kPortable;
+  bool exact = false;
+};
+
+absl::StatusOr<std::unique_ptr<Weight>> PackWeightCpu(std::span<const HostMatrix> parts, CpuContext context);
+void EmbedCpu(const EmbedArgs& args, CpuContext context);
+void MatMulCpu(const MatMulArgs& args, CpuContext context);
+void RmsNormCpu(const RmsNormArgs& args, CpuContext context);
+void SiluMulCpu(const SiluMulArgs& args, CpuContext context);
+void RopeCpu(const RopeArgs& args, CpuContext context);
+void GatherRowsCpu(const GatherRowsArgs& args, CpuContext context);
+void AppendKvCpu(const AppendKvArgs& args, CpuContext context);
+void AttendCpu(const AttendArgs& args, CpuContext context);
+void CopyEntriesCpu(const CopyEntriesArgs& args, CpuContext context);
+
+}  // namespace loupe
