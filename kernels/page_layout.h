@@ -35,7 +35,7 @@ struct PageClass {
   bool log_weights = false;  // has a log-weight plane
   bool operator==(const PageClass&) const = default;
 
-  int entries() const { return small ? kSmallPageEntries : kPageEntries; }
+  constexpr int entries() const { return small ? kSmallPageEntries : kPageEntries; }
 };
 
 // Bytes of one entry's key or value in a codec, scales included.
