@@ -1,0 +1,52 @@
+#include "server/commands/command.h"
+
+#include <cstdio>
+
+#include "engine/engine_config.h"
+
+namespace loupe {
+
+Command MakeCommand(CLI::App* parent, const std::string& name, const std::string& summary, const std::string& example) {
+  Command command;
+  command.app = parent->add_subcommand(name, summary);
+  command.app->footer("Example:\n  " + example +
+                      "\nEvery flag can also be set as LOUPE_<FLAG> or in --config FILE; flag over environment over file.");
+  command.common = std::make_shared<CommonOptions>();
+  command.options = std::make_shared<OptionTable>(command.app, command.common.get());
+  return command;
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kResourceExhausted:
+      return kExitBadInput;
+    default:
+      return kExitFailed;
+  }
+}
+
+void AddModelOptions(CLI::App* app, std::string* model, EngineConfig* config) {
+  app->add_option("--model,-m", *model, "GGUF file of a llama-family model")->type_name("PATH");
+  app->add_option("--device", config->backend.device, "where to compute: auto or cpu")->check(CLI::IsMember({"auto", "cpu"}));
+  app->add_option("--threads", config->backend.num_threads, "compute threads; 0 takes every core this process may use")
+      ->check(CLI::Range(0, 1024));
+  app->add_flag_function(
+         "--exact", [config](int64_t count) { config->backend.exact = count > 0; },
+         "compute with f32 weights and activations: slow, the yardstick for quality")
+      ->default_str("false");
+  app->add_option("--isa", config->backend.isa, "force portable, avx2 or avx512 kernels; empty takes the best there is");
+  AddSizeOption(app, "--kv-device-bytes", &config->kv_device_bytes, true,
+                "memory of the KV cache; auto takes 25 % of RAM on the CPU");
+  app->add_option("--max-context", config->max_context, "tokens a sequence may have; 0 takes the model's limit")
+      ->check(CLI::Range(0, 1 << 24));
+}
+
+}  // namespace loupe
