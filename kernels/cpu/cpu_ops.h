@@ -15,14 +15,19 @@ enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
 Isa DetectIsa();
 const char* IsaName(Isa isa);
 
+struct CpuScratch;
+
 // What every op may use.
 struct CpuContext {
   ThreadPool& pool;
   Isa isa = Isa::kPortable;
   bool exact = false;
+  CpuScratch* scratch = nullptr;  // the backend's; MatMul and Rope need it
 };
 
-absl::StatusOr<std::unique_ptr<Weight>> PackWeightCpu(std::span<const HostMatrix> parts, CpuContext context);
+class WeightMemory;
+absl::StatusOr<std::unique_ptr<Weight>> PackWeightCpu(std::span<const HostMatrix> parts, WeightMemory& memory,
+                                                      CpuContext context);
 void EmbedCpu(const EmbedArgs& args, CpuContext context);
 void MatMulCpu(const MatMulArgs& args, CpuContext context);
 void RmsNormCpu(const RmsNormArgs& args, CpuContext context);

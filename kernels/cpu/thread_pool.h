@@ -40,8 +40,10 @@ class ThreadPool {
   using ErasedJob = void (*)(void*, int);
   void RunErased(ErasedJob job, void* context);
   void Work(int thread);
+  bool SpinWhile(uint32_t generation) const;  // true once the generation has changed
 
   const int num_threads_;
+  const bool may_spin_;
   std::vector<std::thread> threads_;
   ErasedJob job_ = nullptr;
   void* context_ = nullptr;

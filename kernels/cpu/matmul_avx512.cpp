@@ -1,0 +1,2 @@
+#include "kernels/cpu/matmul_kernels.h"
+namespace loupe { constinit const MatMulKernels kAvx512MatMul = {}; }
