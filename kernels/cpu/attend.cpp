@@ -1,0 +1,363 @@
+// The driver of attention on the CPU: looks pages up, splits the work over threads, merges. The arithmetic is in the
+// kernels of the instruction set (attend_kernels.h). Step thread; cannot fail, a violated shape is our own bug.
+//
+// Decode rows: a unit of work is (row, kv head, four consecutive pages of the list) with all query heads of the group.
+// Units write triples, which are merged in list order, so neither threads nor other rows can change a row's result.
+// Bytes moved: all visible pages once, 4 * D a visible entry; flops 4 * R * D an entry, so memory is the limit.
+//
+// Prompt rows: a tile of rows of one sequence against one list, online softmax page by page in list order. Tiles are
+// handed out one by one, the last (longest) first. Flops 4 * H * D a (row, entry) pair; compute is the limit.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/cpu/attend_kernels.h"
+#include "kernels/cpu/cpu_ops.h"
+
+namespace loupe {
+namespace {
+
+using attend::DecodeUnit;
+using attend::Kernels;
+using attend::kUnitPages;
+using attend::PageView;
+
+// Units in flight between two merges, which bounds the scratch. One (row, kv head) may exceed it alone.
+constexpr int64_t kMaxUnits = 4096;
+constexpr int kTileQueries = 96;  // (row, head) pairs of a prompt tile
+constexpr int kMinTileRows = 8, kMaxTileRows = 64;
+
+const Kernels& KernelsOf(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return attend::Avx512Kernels();
+  if (isa == Isa::kAvx2) return attend::Avx2Kernels();
+#endif
+  (void)isa;
+  return attend::PortableKernels();
+}
+
+// Memory that only grows, 64-byte aligned. Steps of a steady server allocate nothing.
+class Scratch {
+ public:
+  float* Get(int64_t floats) {
+    if (floats + 16 > static_cast<int64_t>(memory_.size())) memory_.resize(static_cast<size_t>(floats + floats / 2 + 16));
+    const auto at = reinterpret_cast<uintptr_t>(memory_.data());
+    return reinterpret_cast<float*>((at + 63) / 64 * 64);
+  }
+
+ private:
+  std::vector<float> memory_;
+};
+
+// Shapes of the call, and pages as views.
+struct Problem {
+  const AttendArgs& args;
+  const Kernels& kernels;
+  bool fast;
+  int head_dim, groups, heads;  // D, G, R
+  float scale_log2e;
+  int64_t plane_values[2], plane_log_weights[2];  // offsets in a page, by PageRef::small
+
+  Problem(const AttendArgs& a, const CpuContext& context);
+
+  PageView View(const PageRef& ref, int first, bool extra) const {
+    PageView view;
+    const auto* page = static_cast<const uint8_t*>(args.arena) + int64_t{ref.unit} * kPageAlignment;
+    view.keys = page;
+    view.values = page + plane_values[ref.small];
+    if (ref.log_weights) view.log_weights = reinterpret_cast<const float*>(page + plane_log_weights[ref.small]);
+    view.count = ref.count;
+    view.first = first;
+    view.key_codec = ref.key_codec;
+    view.value_codec = ref.value_codec;
+    view.extra = extra;
+    return view;
+  }
+  // The pages of a list, [begin, end) into args.pages.
+  std::pair<int, int> List(int list) const {
+    const int32_t* at = args.list_begin.as<int32_t>() + list;
+    return {at[0], at[1]};
+  }
+  int ExtraCount(int list) const { return args.extra_pages.defined() ? args.extra_counts.as<int32_t>()[list] : 0; }
+  const PageRef* ExtraPages(int list) const { return args.extra_pages.row<PageRef>(list); }
+  int Visible(const Tensor& bound, int64_t row, int g) const { return bound.row<int32_t>(row)[g]; }
+  const float* Sinks(int g) const { return args.sinks.defined() ? args.sinks.as<float>() + g * heads : nullptr; }
+};
+
+Problem::Problem(const AttendArgs& a, const CpuContext& context)
+    : args(a), kernels(KernelsOf(context.isa)), fast(!context.exact) {
+  head_dim = static_cast<int>(a.q.shape[2]);
+  groups = static_cast<int>(a.visible_begin.shape[1]);
+  LOUPE_CHECK(head_dim > 0 && head_dim % 8 == 0 && head_dim <= attend::kMaxHeadDim)
+      << "head size " << head_dim << " is not a multiple of 8 up to " << attend::kMaxHeadDim;
+  LOUPE_CHECK(groups > 0 && a.q.shape[1] % groups == 0) << a.q.shape[1] << " query heads, " << groups << " kv heads";
+  heads = static_cast<int>(a.q.shape[1]) / groups;
+  LOUPE_CHECK_LE(heads, attend::kMaxGroup) << "query heads a kv head";
+  LOUPE_CHECK(a.prompt_rows >= 0 && a.prompt_rows <= a.q.rows()) << a.prompt_rows << " of " << a.q.rows() << " rows";
+  scale_log2e = a.scale * 1.44269504088896341f;
+  for (const bool small : {false, true}) {
+    const PageLayout layout = MakePageLayout({{}, small, true}, head_dim);
+    plane_values[small] = layout.value_offset;
+    plane_log_weights[small] = layout.log_weight_offset;
+  }
+}
+
+// ---- decode
+
+// What a unit is, before its pages are looked up.
+struct UnitPlan {
+  int32_t task;        // index of its (row, kv head)
+  int32_t page;        // first page: into args.pages, or into the list's extra pages
+  int32_t num_pages;
+  int32_t first;       // table number of its first entry; -1 for extra pages
+  int64_t cost_begin;  // blocks of all units before it
+};
+struct TaskPlan {
+  int64_t row;
+  int32_t g, list;
+  int32_t unit_begin, unit_end;
+  bool probabilities;
+};
+
+class Decode {
+ public:
+  Decode(const Problem& problem, ThreadPool& pool) : p_(problem), pool_(pool) {}
+  void Run();
+
+ private:
+  void Plan(int64_t row, bool only_row);
+  void PlanUnit(const UnitPlan& unit, int64_t entries);
+  void Flush();
+  void RunUnit(int index, const UnitPlan* next) const;
+  void MergeTask(const TaskPlan& task) const;
+  void Probabilities(const TaskPlan& task, const float* factors) const;
+
+  const Problem& p_;
+  ThreadPool& pool_;
+  int64_t cost_ = 0;
+  float *max_ = nullptr, *sum_ = nullptr, *out_ = nullptr, *factors_ = nullptr;
+  // The step thread's, kept between calls.
+  static thread_local std::vector<TaskPlan> tasks_;
+  static thread_local std::vector<UnitPlan> units_;
+  static thread_local Scratch scratch_;
+  // A call's view of them, for the other threads.
+  const TaskPlan* tasks_at_ = nullptr;
+  const UnitPlan* units_at_ = nullptr;
+};
+thread_local std::vector<TaskPlan> Decode::tasks_;
+thread_local std::vector<UnitPlan> Decode::units_;
+thread_local Scratch Decode::scratch_;
+
+void Decode::Run() {
+  const int64_t rows = p_.args.q.rows();
+  const int32_t* sequence = p_.args.row_sequence.as<int32_t>();
+  tasks_.clear(), units_.clear(), cost_ = 0;
+  for (int64_t row = p_.args.prompt_rows; row < rows; ++row) {
+    const bool first = row == p_.args.prompt_rows || sequence[row - 1] != sequence[row];
+    const bool last = row + 1 == rows || sequence[row + 1] != sequence[row];
+    Plan(row, first && last);
+    if (static_cast<int64_t>(units_.size()) >= kMaxUnits) Flush();
+  }
+  if (!tasks_.empty()) Flush();
+}
+
+void Decode::PlanUnit(const UnitPlan& unit, int64_t entries) {
+  units_.push_back(unit);
+  units_.back().cost_begin = cost_;
+  cost_ += 2 + entries / kBlockEntries;  // a unit costs something however short
+}
+
+// The units of a row: those of the table that hold something in sight, then the extra pages.
+void Decode::Plan(int64_t row, bool only_row) {
+  const AttendArgs& a = p_.args;
+  const PageRef* pages = a.pages.as<PageRef>();
+  for (int g = 0; g < p_.groups; ++g) {
+    const int list = a.row_sequence.as<int32_t>()[row] * p_.groups + g;
+    const int begin = p_.Visible(a.visible_begin, row, g), end = p_.Visible(a.visible_end, row, g);
+    const auto task = static_cast<int32_t>(tasks_.size());
+    const auto unit_begin = static_cast<int32_t>(units_.size());
+    const auto [from, to] = p_.List(list);
+    for (int page = from, first = 0; page < to && first < end;) {
+      const int n = std::min(kUnitPages, to - page);
+      int entries = 0;
+      for (int i = 0; i < n; ++i) entries += pages[page + i].count;
+      if (first + entries > begin) PlanUnit({task, page, n, first, 0}, std::min(entries, end - first));
+      page += n, first += entries;
+    }
+    const int extra = p_.ExtraCount(list);
+    for (int page = 0; page < extra; page += kUnitPages) {
+      PlanUnit({task, page, std::min(kUnitPages, extra - page), -1, 0}, kUnitPages * kPageEntries);
+    }
+    tasks_.push_back({row, g, list, unit_begin, static_cast<int32_t>(units_.size()), only_row});
+  }
+}
+
+void Decode::Flush() {
+  const auto units = static_cast<int64_t>(units_.size());
+  const int64_t outputs = units * p_.heads * attend::PaddedDim(p_.head_dim), scalars = units * p_.heads;
+  out_ = scratch_.Get(outputs + 3 * scalars);
+  max_ = out_ + outputs, sum_ = max_ + scalars, factors_ = sum_ + scalars;
+  tasks_at_ = tasks_.data(), units_at_ = units_.data();
+  const auto tasks = static_cast<int64_t>(tasks_.size());
+  pool_.Run([&](int thread) {
+    // Contiguous shares of equal cost: a thread takes the units that begin inside its share.
+    const auto [cost_from, cost_to] = pool_.Share(cost_, thread);
+    const auto before = [](const UnitPlan& unit, int64_t cost) { return unit.cost_begin < cost; };
+    const auto* from = std::lower_bound(units_at_, units_at_ + units, cost_from, before);
+    const auto* to = std::lower_bound(units_at_, units_at_ + units, cost_to, before);
+    for (const auto* unit = from; unit < to; ++unit) {
+      RunUnit(static_cast<int>(unit - units_at_), unit + 1 < to ? unit + 1 : nullptr);
+    }
+    pool_.Barrier();
+    const auto [task_from, task_to] = pool_.Share(tasks, thread);
+    for (int64_t task = task_from; task < task_to; ++task) MergeTask(tasks_at_[task]);
+  });
+  tasks_.clear(), units_.clear(), cost_ = 0;
+}
+
+void Decode::RunUnit(int index, const UnitPlan* next) const {
+  const UnitPlan& plan = units_at_[index];
+  const TaskPlan& task = tasks_at_[plan.task];
+  const AttendArgs& a = p_.args;
+  const bool extra = plan.first < 0;
+  const PageRef* refs = (extra ? p_.ExtraPages(task.list) : a.pages.as<PageRef>()) + plan.page;
+  DecodeUnit unit;
+  unit.group = {a.q.row<float>(task.row) + int64_t{task.g} * p_.heads * p_.head_dim, p_.heads, p_.head_dim, p_.scale_log2e};
+  for (int i = 0, first = plan.first; i < plan.num_pages; ++i) {
+    unit.pages[i] = p_.View(refs[i], extra ? 0 : first, extra);
+    first += refs[i].count;
+  }
+  unit.num_pages = plan.num_pages;
+  unit.visible_begin = p_.Visible(a.visible_begin, task.row, task.g);
+  unit.visible_end = p_.Visible(a.visible_end, task.row, task.g);
+  unit.next = unit.pages[0].keys;
+  if (next != nullptr && next->first >= 0) unit.next = p_.View(a.pages.as<PageRef>()[next->page], 0, false).keys;
+  const int64_t at = int64_t{index} * p_.heads;
+  unit.max = max_ + at, unit.sum = sum_ + at, unit.out = out_ + at * attend::PaddedDim(p_.head_dim);
+  if (!extra && task.probabilities) {
+    if (a.page_mass.defined()) unit.page_mass = a.page_mass.row<float>(plan.page);
+    if (a.entry_probability.defined()) unit.entry_probability = a.entry_probability.row<float>(plan.page);
+  }
+  p_.kernels.decode_unit(unit);
+}
+
+void Decode::MergeTask(const TaskPlan& task) const {
+  const int64_t at = int64_t{task.unit_begin} * p_.heads;
+  attend::Merge merge;
+  merge.max = max_ + at, merge.sum = sum_ + at, merge.out = out_ + at * attend::PaddedDim(p_.head_dim);
+  merge.sinks = p_.Sinks(task.g);
+  merge.units = task.unit_end - task.unit_begin;
+  merge.heads = p_.heads, merge.head_dim = p_.head_dim;
+  merge.result = p_.args.out.row<float>(task.row) + int64_t{task.g} * p_.heads * p_.head_dim;
+  const bool wanted = task.probabilities && (p_.args.page_mass.defined() || p_.args.entry_probability.defined());
+  if (wanted) merge.factors = factors_ + at;
+  p_.kernels.merge(merge);
+  if (wanted) Probabilities(task, merge.factors);
+}
+
+// Exponentials relative to a unit's maximum become probabilities; pages without a unit are out of sight and get 0.
+void Decode::Probabilities(const TaskPlan& task, const float* factors) const {
+  const AttendArgs& a = p_.args;
+  const auto scale = [&](int page, const float* by) {
+    if (a.page_mass.defined()) {
+      float* x = a.page_mass.row<float>(page);
+      for (int h = 0; h < p_.heads; ++h) x[h] = by != nullptr ? x[h] * by[h] : 0;
+    }
+    if (a.entry_probability.defined()) {
+      float* x = a.entry_probability.row<float>(page);
+      for (int e = 0; e < kPageEntries; ++e, x += p_.heads) {
+        for (int h = 0; h < p_.heads; ++h) x[h] = by != nullptr ? x[h] * by[h] : 0;
+      }
+    }
+  };
+  auto [page, to] = p_.List(task.list);
+  for (int u = task.unit_begin; u < task.unit_end && units_at_[u].first >= 0; ++u, factors += p_.heads) {
+    const UnitPlan& unit = units_at_[u];
+    for (; page < unit.page; ++page) scale(page, nullptr);
+    for (; page < unit.page + unit.num_pages; ++page) scale(page, factors);
+  }
+  for (; page < to; ++page) scale(page, nullptr);
+}
+
+// ---- prompt
+
+struct TilePlan {
+  int64_t row;
+  int32_t rows, g;
+};
+
+// The pages of a tile's list that any of its rows may see, then the extra pages.
+void TilePages(const Problem& p, const TilePlan& tile, std::vector<PageView>* views) {
+  const AttendArgs& a = p.args;
+  int begin = attend::kEverything, end = 0;
+  for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+    begin = std::min(begin, p.Visible(a.visible_begin, row, tile.g));
+    end = std::max(end, p.Visible(a.visible_end, row, tile.g));
+  }
+  const int list = a.row_sequence.as<int32_t>()[tile.row] * p.groups + tile.g;
+  const auto [from, to] = p.List(list);
+  views->clear();
+  for (int page = from, first = 0; page < to && first < end; ++page) {
+    const PageRef& ref = a.pages.as<PageRef>()[page];
+    if (first + ref.count > begin && ref.count > 0) views->push_back(p.View(ref, first, false));
+    first += ref.count;
+  }
+  for (int i = 0; i < p.ExtraCount(list); ++i) {
+    if (p.ExtraPages(list)[i].count > 0) views->push_back(p.View(p.ExtraPages(list)[i], 0, true));
+  }
+}
+
+void RunTile(const Problem& p, const TilePlan& plan) {
+  static thread_local std::vector<PageView> views;
+  static thread_local Scratch scratch;
+  const AttendArgs& a = p.args;
+  TilePages(p, plan, &views);
+  const int64_t column = int64_t{plan.g} * p.heads * p.head_dim;
+  attend::PromptTile tile;
+  tile.group = {a.q.row<float>(plan.row) + column, p.heads, p.head_dim, p.scale_log2e};
+  tile.q_stride = a.q.row_stride;
+  tile.out = a.out.row<float>(plan.row) + column;
+  tile.out_stride = a.out.row_stride;
+  tile.rows = plan.rows;
+  tile.pages = views.data();
+  tile.num_pages = static_cast<int>(views.size());
+  tile.visible_begin = a.visible_begin.row<int32_t>(plan.row) + plan.g;
+  tile.visible_end = a.visible_end.row<int32_t>(plan.row) + plan.g;
+  LOUPE_CHECK_EQ(a.visible_begin.row_stride, a.visible_end.row_stride);
+  tile.visible_stride = a.visible_end.row_stride;
+  tile.sinks = p.Sinks(plan.g);
+  tile.scratch = scratch.Get(attend::PromptScratchFloats(plan.rows, p.heads, p.head_dim));
+  (p.fast ? p.kernels.prompt_tile_fast : p.kernels.prompt_tile)(tile);
+}
+
+void RunPrompt(const Problem& p, ThreadPool& pool) {
+  static thread_local std::vector<TilePlan> tiles;
+  tiles.clear();
+  const int32_t* sequence = p.args.row_sequence.as<int32_t>();
+  const int64_t rows = p.args.prompt_rows;
+  const int tile_rows = std::clamp(kTileQueries / p.heads, kMinTileRows, kMaxTileRows);
+  for (int64_t row = 0; row < rows;) {
+    int n = 1;
+    while (n < tile_rows && row + n < rows && sequence[row + n] == sequence[row]) ++n;
+    for (int g = 0; g < p.groups; ++g) tiles.push_back({row, n, g});
+    row += n;
+  }
+  std::atomic<int64_t> left{static_cast<int64_t>(tiles.size())};
+  const TilePlan* plans = tiles.data();
+  pool.Run([&](int) {
+    for (int64_t i; (i = left.fetch_sub(1, std::memory_order_relaxed) - 1) >= 0;) RunTile(p, plans[i]);
+  });
+}
+
+}  // namespace
+
+void AttendCpu(const AttendArgs& args, CpuContext context) {
+  const Problem problem(args, context);
+  if (args.prompt_rows > 0) RunPrompt(problem, context.pool);
+  if (args.prompt_rows < args.q.rows()) Decode(problem, context.pool).Run();
+}
+
+}  // namespace loupe

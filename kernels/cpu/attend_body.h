@@ -1,0 +1,319 @@
+// Attention over page views for a vector type V of 16 lanes: one unit of decode work, the merge of units, and a tile of
+// prompt rows with f32 arithmetic. Instantiated once per instruction set with a V of an anonymous namespace, so that no
+// code compiled for one set can be linked into another. Pure compute, any thread, no errors, no allocation.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cpu/attend_dense.h"
+
+namespace loupe::attend {
+
+inline constexpr float kLog2E = 1.44269504088896341f;
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+// Where a running maximum starts. Finite, so that a row that sees nothing yet needs no special case.
+inline constexpr float kNoMaximum = -1e30f;
+
+// 2^x for x up to 0, relative error 3e-7: 2^round(x) times a polynomial on [-.5, .5]. Exactly 1 at 0, and exactly 0
+// below -126, where the result would be denormal.
+template <class V>
+[[gnu::always_inline]] inline V Exp2(V x) {
+  const V r = V::Round(x), f = V::Sub(x, r);
+  V p = V::Set(1.33908543e-3f);
+  p = V::Fma(p, f, V::Set(9.61817801e-3f));
+  p = V::Fma(p, f, V::Set(5.55032849e-2f));
+  p = V::Fma(p, f, V::Set(2.40226480e-1f));
+  p = V::Fma(p, f, V::Set(6.93147182e-1f));
+  p = V::Fma(p, f, V::Set(1.f));
+  return V::ScaleByPower(p, r, x);
+}
+template <class V>
+[[gnu::always_inline]] inline float Exp2Scalar(float x) {
+  return Exp2<V>(V::Set(x)).First();
+}
+
+// Which entries of a page a row sees: [begin, end) in the page's numbering, empty if begin >= end.
+template <class V>
+struct Bounds {
+  int begin;
+  int end;
+  [[gnu::always_inline]] Bounds(const PageView& page, int visible_begin, int visible_end) {
+    begin = page.extra || visible_begin <= page.first ? 0 : visible_begin - page.first;
+    const int left = page.extra ? page.count : visible_end - page.first;
+    end = left < page.count ? left : page.count;
+  }
+  bool empty() const { return begin >= end; }
+};
+
+// Adds log-weights to a row's scores of a page and takes entries out of sight away. Returns the maximum.
+template <class V>
+[[gnu::always_inline]] inline float FinishScores(const PageView& page, const Bounds<V>& seen, float* s) {
+  const int blocks = (page.count + 15) / 16;
+  V top = V::Set(kMinusInfinity);
+  for (int b = 0; b < blocks; ++b) {
+    V x = V::Load(s + b * 16);
+    if (page.log_weights != nullptr) x = V::Fma(V::Load(page.log_weights + b * 16), V::Set(kLog2E), x);
+    if (seen.begin > b * 16 || seen.end < b * 16 + 16) x = V::KeepRange(x, seen.begin - b * 16, seen.end - b * 16);
+    x.Store(s + b * 16);
+    top = V::Max(top, x);
+  }
+  return top.ReduceMax();
+}
+
+template <class V>
+[[gnu::always_inline]] inline void ScaleQueries(const float* q, int n, float scale, float* out) {
+  const V factor = V::Set(scale);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) V::Mul(V::Load(q + i), factor).Store(out + i);
+  if (i < n) V::Mul(V::LoadEight(q + i), factor).StoreEight(out + i);
+}
+
+// ---- decode
+
+// A unit's exponentials relative to its maximum, for those who want probabilities. s: [R, kUnitEntries], pages behind
+// each other from start[i]; a page out of sight has no scores and gives zeros.
+template <class V>
+void WriteProbabilities(const DecodeUnit& u, const float* s, const int* start, const bool* seen) {
+  const int heads = u.group.heads;
+  for (int i = 0; i < u.num_pages; ++i) {
+    for (int h = 0; h < heads; ++h) {
+      const bool any = seen[i] && u.max[h] > kMinusInfinity;
+      const float* x = s + h * kUnitEntries + start[i];
+      const int blocks = any ? (u.pages[i].count + 15) / 16 : 0;
+      if (u.page_mass != nullptr) {
+        V sum = V::Zero();
+        for (int b = 0; b < blocks; ++b) sum = V::Add(sum, V::Load(x + b * 16));
+        u.page_mass[i * heads + h] = sum.ReduceAdd();
+      }
+      if (u.entry_probability != nullptr) {
+        float* out = u.entry_probability + int64_t{i} * 64 * heads + h;
+        for (int e = 0; e < 64; ++e) out[e * heads] = e < blocks * 16 ? x[e] : 0.f;
+      }
+    }
+  }
+}
+
+// All scores of a head become exponentials relative to the unit's maximum, which this sets together with the sum.
+template <class V>
+[[gnu::always_inline]] inline void Exponentiate(const DecodeUnit& u, int h, float* s, int n) {
+  V sum = V::Zero();
+  if (u.max[h] > kMinusInfinity) {
+    const V top = V::Set(u.max[h]);
+    for (int i = 0; i < n; i += 16) {
+      const V e = Exp2<V>(V::Sub(V::Load(s + i), top));
+      sum = V::Add(sum, e);
+      e.Store(s + i);
+    }
+  }
+  u.sum[h] = sum.ReduceAdd();
+}
+
+// Scores of all pages first, then one maximum, then the values: nothing is rescaled inside a unit.
+template <class V>
+void DecodeUnitBody(const DecodeUnit& u) {
+  alignas(64) float q[kMaxGroup * kMaxHeadDim];
+  alignas(64) float s[kMaxGroup * kUnitEntries];
+  const int heads = u.group.heads, dim = u.group.head_dim, padded = PaddedDim(dim);
+  ScaleQueries<V>(u.group.q, heads * dim, u.group.scale_log2e, q);
+  for (int h = 0; h < heads; ++h) u.max[h] = kMinusInfinity;
+  int start[kUnitPages], n = 0;
+  bool seen[kUnitPages];
+  for (int i = 0; i < u.num_pages; ++i) {
+    const PageView& page = u.pages[i];
+    const Bounds<V> bounds(page, u.visible_begin, u.visible_end);
+    start[i] = n;
+    seen[i] = !bounds.empty();
+    if (!seen[i]) continue;
+    const uint8_t* ahead = i + 1 < u.num_pages ? u.pages[i + 1].keys : u.pages[0].values;
+    for (int h = 0; h < heads; h += V::kMaxHeads) {
+      const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
+      FindScores<V>(page.key_codec, dim, some)({page, ahead, dim, q + h * dim, dim, s + h * kUnitEntries + n, kUnitEntries});
+    }
+    for (int h = 0; h < heads; ++h) {
+      const float top = FinishScores<V>(page, bounds, s + h * kUnitEntries + n);
+      u.max[h] = top > u.max[h] ? top : u.max[h];
+    }
+    n += (page.count + 15) / 16 * 16;
+  }
+  bool any = false;
+  for (int h = 0; h < heads; ++h) {
+    Exponentiate<V>(u, h, s + h * kUnitEntries, n);
+    if (u.max[h] > kMinusInfinity) any = true;
+    else for (int i = 0; i < n; i += 16) V::Zero().Store(s + h * kUnitEntries + i);
+    for (int d = 0; d < padded; d += 16) V::Zero().Store(u.out + h * padded + d);
+  }
+  for (int i = 0; any && i < u.num_pages; ++i) {
+    if (!seen[i]) continue;
+    const PageView& page = u.pages[i];
+    const Bounds<V> bounds(page, u.visible_begin, u.visible_end);
+    const uint8_t* ahead = i + 1 < u.num_pages ? u.pages[i + 1].values : u.next;
+    for (int h = 0; h < heads; h += V::kMaxHeads) {
+      const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
+      FindValues<V>(page.value_codec, dim, some)({page, ahead, dim, s + h * kUnitEntries + start[i], kUnitEntries,
+                                                  u.out + h * padded, padded, bounds.begin, bounds.end});
+    }
+  }
+  if (u.page_mass != nullptr || u.entry_probability != nullptr) WriteProbabilities<V>(u, s, start, seen);
+}
+
+template <class V>
+void MergeBody(const Merge& m) {
+  const int padded = PaddedDim(m.head_dim);
+  for (int h = 0; h < m.heads; ++h) {
+    const float sink = m.sinks != nullptr ? m.sinks[h] * kLog2E : kMinusInfinity;
+    float top = sink;
+    for (int u = 0; u < m.units; ++u) top = m.max[u * m.heads + h] > top ? m.max[u * m.heads + h] : top;
+    float total = sink > kMinusInfinity ? Exp2Scalar<V>(sink - top) : 0.f;
+    alignas(64) float o[kMaxHeadDim];
+    for (int d = 0; d < padded; d += 16) V::Zero().Store(o + d);
+    for (int u = 0; u < m.units; ++u) {
+      const float unit_max = m.max[u * m.heads + h];
+      const float weight = unit_max > kMinusInfinity ? Exp2Scalar<V>(unit_max - top) : 0.f;
+      if (m.factors != nullptr) m.factors[u * m.heads + h] = weight;
+      total += weight * m.sum[u * m.heads + h];
+      if (weight == 0) continue;
+      const float* part = m.out + (int64_t{u} * m.heads + h) * padded;
+      const V w = V::Set(weight);
+      for (int d = 0; d < padded; d += 16) V::Fma(w, V::Load(part + d), V::Load(o + d)).Store(o + d);
+    }
+    const float inverse = total != 0 ? 1 / total : 0;  // NaN stays visible
+    for (int u = 0; m.factors != nullptr && u < m.units; ++u) m.factors[u * m.heads + h] *= inverse;
+    ScaleQueries<V>(o, m.head_dim, inverse, m.result + h * m.head_dim);
+  }
+}
+
+// ---- prompt
+
+// Scratch of a tile: queries are (row, head) pairs, row-major.
+template <class V>
+struct PromptState {
+  int queries, dim, padded;
+  float *q, *o, *sum, *max;  // [queries, dim], [queries, padded], [queries, 16], [queries]
+
+  explicit PromptState(const PromptTile& t) : queries(t.rows * t.group.heads), dim(t.group.head_dim), padded(PaddedDim(dim)) {
+    o = t.scratch;
+    sum = o + int64_t{queries} * padded;
+    q = sum + int64_t{queries} * 16;
+    max = q + int64_t{queries} * padded;
+    for (int i = 0; i < queries; ++i) {
+      for (int d = 0; d < padded; d += 16) V::Zero().Store(o + int64_t{i} * padded + d);
+      V::Zero().Store(sum + i * 16);
+      max[i] = kNoMaximum;
+    }
+  }
+  // What follows the state in the scratch, on a 64-byte border.
+  float* rest() const { return max + (queries + 15) / 16 * 16; }
+};
+
+template <class V>
+[[gnu::always_inline]] inline Bounds<V> BoundsOf(const PromptTile& t, const PageView& page, int query) {
+  const int64_t at = query / t.group.heads * t.visible_stride;
+  return Bounds<V>(page, t.visible_begin[at], t.visible_end[at]);
+}
+
+// Up to `limit` queries from `query` on, all of which see the page: moves `query` over those that do not. Returns 0 at
+// the end. Rows that do not see a page are never touched by it, so tiling cannot change a row's result.
+template <class V>
+[[gnu::always_inline]] inline int NextQueries(const PromptTile& t, const PageView& page, int limit, int* query) {
+  const int heads = t.group.heads, queries = t.rows * heads;
+  while (*query < queries && BoundsOf<V>(t, page, *query).empty()) *query += heads - *query % heads;
+  int n = 0;
+  while (n < limit && *query + n < queries && !BoundsOf<V>(t, page, *query + n).empty()) ++n;
+  return n;
+}
+
+// The online softmax: moves the query's maximum, sum and output on to a page whose scores are in s, which become
+// exponentials. `top` is the page's maximum.
+template <class V>
+[[gnu::always_inline]] inline void OnlineSoftmax(const PromptState<V>& w, int query, float top, float* s, int blocks) {
+  const float before = w.max[query];
+  const float now = top > before ? top : before;
+  const V now_v = V::Set(now);
+  V add = V::Zero();
+  for (int b = 0; b < blocks; ++b) {
+    const V e = Exp2<V>(V::Sub(V::Load(s + b * 16), now_v));
+    e.Store(s + b * 16);
+    add = V::Add(add, e);
+  }
+  float* sum = w.sum + query * 16;
+  if (now == before) {
+    V::Add(V::Load(sum), add).Store(sum);
+    return;
+  }
+  const V scale = Exp2<V>(V::Sub(V::Set(before), now_v));
+  w.max[query] = now;
+  V::Fma(V::Load(sum), scale, add).Store(sum);
+  float* o = w.o + int64_t{query} * w.padded;
+  for (int d = 0; d < w.padded; d += 16) V::Mul(V::Load(o + d), scale).Store(o + d);
+}
+
+// Divides by the denominator, sinks included.
+template <class V>
+void FinishPrompt(const PromptTile& t, const PromptState<V>& w) {
+  for (int i = 0; i < w.queries; ++i) {
+    const int head = i % t.group.heads;
+    float total = V::Load(w.sum + i * 16).ReduceAdd(), scale = 1;
+    if (t.sinks != nullptr) {
+      const float sink = t.sinks[head] * kLog2E, top = sink > w.max[i] ? sink : w.max[i];
+      scale = Exp2Scalar<V>(w.max[i] - top);
+      total = total * scale + Exp2Scalar<V>(sink - top);
+    }
+    const V factor = V::Set(total != 0 ? scale / total : 0);
+    const float* o = w.o + int64_t{i} * w.padded;
+    float* out = t.out + i / t.group.heads * t.out_stride + head * w.dim;
+    // Adding zero makes -0 to +0: the sign of a zero could depend on masked entries of the tile's other rows.
+    int d = 0;
+    for (; d + 16 <= w.dim; d += 16) V::Add(V::Mul(V::Load(o + d), factor), V::Zero()).Store(out + d);
+    if (d < w.dim) V::Add(V::Mul(V::Load(o + d), factor), V::Zero()).StoreEight(out + d);
+  }
+}
+
+template <class V>
+void PromptTileBody(const PromptTile& t) {
+  const PromptState<V> w(t);
+  const int heads = t.group.heads, dim = w.dim;
+  for (int row = 0; row < t.rows; ++row) {
+    ScaleQueries<V>(t.group.q + row * t.q_stride, heads * dim, t.group.scale_log2e, w.q + int64_t{row} * heads * dim);
+  }
+  alignas(64) float s[V::kMaxHeads * 64];
+  for (int i = 0; i < t.num_pages; ++i) {
+    const PageView& page = t.pages[i];
+    const PageView& next = t.pages[i + 1 < t.num_pages ? i + 1 : i];
+    const int blocks = (page.count + 15) / 16;
+    for (int query = 0, n; (n = NextQueries<V>(t, page, V::kPromptHeads, &query)) > 0; query += n) {
+      FindScores<V>(page.key_codec, dim, n)({page, next.keys, dim, w.q + int64_t{query} * dim, dim, s, 64});
+      int begin = 64, end = 0;
+      for (int k = 0; k < n; ++k) {
+        const Bounds<V> seen = BoundsOf<V>(t, page, query + k);
+        begin = seen.begin < begin ? seen.begin : begin;
+        end = seen.end > end ? seen.end : end;
+        const float top = FinishScores<V>(page, seen, s + k * 64);
+        OnlineSoftmax<V>(w, query + k, top, s + k * 64, blocks);
+      }
+      FindValues<V>(page.value_codec, dim, n)(
+          {page, next.values, dim, s, 64, w.o + int64_t{query} * w.padded, w.padded, begin, end});
+    }
+  }
+  FinishPrompt<V>(t, w);
+}
+
+// ---- encoding
+
+template <class V>
+void ToHalfBody(const float* x, uint16_t* y, int n) {
+  for (int i = 0; i < n; i += 8) V::StoreEightHalfs(x + i, y + i);
+}
+
+template <class V>
+constexpr Kernels MakeKernels() {
+  Kernels k;
+  k.decode_unit = DecodeUnitBody<V>;
+  k.merge = MergeBody<V>;
+  k.prompt_tile = PromptTileBody<V>;
+  k.prompt_tile_fast = PromptTileBody<V>;
+  k.to_half = ToHalfBody<V>;
+  return k;
+}
+
+}  // namespace loupe::attend
