@@ -1,0 +1,322 @@
+// What attention is checked against: lists kept as plain entries, written into a hand-made arena through AppendKvCpu, and
+// the softmax over them in double precision. Unused slots of the arena hold NaN, so that reading one shows. Used by the
+// tests of the attention kernels; a failed expectation is gtest's.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu_ops.h"
+
+namespace loupe {
+
+// Rounds to the nearest IEEE half by arithmetic, independent of the code under test.
+inline double RoundToHalf(double x) {
+  if (x == 0) return x;
+  const int exponent = std::max(std::ilogb(x), -14);
+  const double step = std::ldexp(1.0, exponent - 10);
+  return std::clamp(std::nearbyint(x / step) * step, -65504.0, 65504.0);
+}
+
+inline std::vector<Isa> AllIsas() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa <= DetectIsa()) isas.push_back(isa);
+  }
+  return isas;
+}
+
+struct TestEntry {
+  std::vector<float> k, v;
+  float beta = 0;
+  std::vector<double> stored_k, stored_v;  // as fp16 keeps them
+};
+
+// Memory of pages, 128-byte units handed out one after the other.
+class TestArena {
+ public:
+  explicit TestArena(int64_t bytes) : memory_(static_cast<size_t>(bytes) + kPageAlignment, 0xff) {}
+  void* data() {
+    const auto at = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (kPageAlignment - at % kPageAlignment) % kPageAlignment;
+  }
+  PageRef NewPage(const PageClass& page_class, int head_dim) {
+    const int64_t bytes = MakePageLayout(page_class, head_dim).bytes;
+    const PageRef ref = MakePageRef(static_cast<uint32_t>(used_ / kPageAlignment), 0, page_class);
+    used_ += bytes;
+    EXPECT_LE(used_ + kPageAlignment, static_cast<int64_t>(memory_.size())) << "the test's arena is too small";
+    return ref;
+  }
+  uint8_t* Page(const PageRef& ref) { return static_cast<uint8_t*>(data()) + int64_t{ref.unit} * kPageAlignment; }
+
+ private:
+  std::vector<uint8_t> memory_;
+  int64_t used_ = 0;
+};
+
+// A list as the test knows it: its entries and its pages.
+struct TestList {
+  std::vector<TestEntry> entries;
+  std::vector<PageRef> pages;
+};
+
+struct TestRow {
+  int sequence = 0;
+  bool prompt = false;
+  std::vector<float> q;                      // [H, D]
+  std::vector<int32_t> begin, end;           // [G]
+};
+
+struct Expected {
+  std::vector<double> out;    // [H, D]
+  std::vector<double> scale;  // [H, D]: sum of p |v|, what rounding errors are relative to
+  std::vector<double> logit_span;  // [H]: largest sum |q k| * scale of an entry
+};
+
+// One call of Attend with everything that it can be given.
+class AttendCase {
+ public:
+  AttendCase(int head_dim, int heads_per_group, int num_groups, uint64_t seed, int64_t arena_bytes = int64_t{8} << 20)
+      : dim(head_dim), heads(heads_per_group), groups(num_groups), arena(arena_bytes), random(seed) {}
+
+  const int dim, heads, groups;
+  TestArena arena;
+  std::mt19937_64 random;
+  std::vector<TestList> lists;  // [B * G]
+  std::vector<TestList> extra;  // [B * G] or empty
+  std::vector<TestRow> rows;    // prompt rows first
+  std::vector<float> sinks;     // [H] or empty
+  float scale = 0.125f;
+
+  float Normal() { return std::normal_distribution<float>(0, 1)(random); }
+  int Below(int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); }
+  std::vector<float> Normals(int n) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (float& y : x) y = Normal();
+    return x;
+  }
+
+  // Adds a page with `count` random entries.
+  void AddPage(TestList* list, const PageClass& page_class, int count) {
+    std::vector<TestEntry> entries;
+    for (int i = 0; i < count; ++i) {
+      TestEntry entry{Normals(dim), Normals(dim), 0, {}, {}};
+      if (page_class.log_weights) {
+        const int kind = Below(8);
+        entry.beta = kind == 0 ? -std::numeric_limits<float>::infinity() : kind < 4 ? 0.f : Normal();
+      }
+      entries.push_back(entry);
+    }
+    AddPage(list, page_class, entries);
+  }
+  void AddPage(TestList* list, const PageClass& page_class, const std::vector<TestEntry>& entries) {
+    list->pages.push_back(arena.NewPage(page_class, dim));
+    for (const TestEntry& entry : entries) Append(list, entry);
+  }
+
+  // Writes an entry behind the last of the list's last page.
+  void Append(TestList* list, const TestEntry& entry) {
+    PageRef& page = list->pages.back();
+    std::vector<float> k = entry.k, v = entry.v;
+    PageRef slot = page;
+    AppendKvArgs args;
+    args.k = MakeTensor(k.data(), DType::kF32, 1, 1, dim);
+    args.v = MakeTensor(v.data(), DType::kF32, 1, 1, dim);
+    args.slots = MakeTensor(&slot, DType::kBytes, 1, 1);
+    args.arena = arena.data();
+    AppendKvCpu(args, {pool_, append_isa});
+    if (page.log_weights != 0) {
+      const PageLayout layout = MakePageLayout(page.page_class(), dim);
+      auto* plane = reinterpret_cast<float*>(arena.Page(page) + layout.log_weight_offset);
+      EXPECT_EQ(plane[page.count], 0.f) << "a fresh slot has no log-weight";
+      plane[page.count] = entry.beta;
+    }
+    ++page.count;
+    list->entries.push_back(entry);
+    for (const float x : entry.k) list->entries.back().stored_k.push_back(RoundToHalf(static_cast<double>(x)));
+    for (const float x : entry.v) list->entries.back().stored_v.push_back(RoundToHalf(static_cast<double>(x)));
+  }
+  Isa append_isa = DetectIsa();
+
+  // `count` entries the way a cache holds them: full pages, then a tail that may be a small page. With `ragged`, some
+  // pages inside are not full.
+  TestList RandomList(int count, bool ragged, bool log_weights) {
+    TestList list;
+    while (count > 0) {
+      const bool weights = log_weights && Below(2) == 0;
+      const bool small = count <= kSmallPageEntries ? Below(4) != 0 : ragged && Below(8) == 0;
+      const int room = small ? kSmallPageEntries : kPageEntries;
+      int n = std::min(room, count);
+      if (ragged && Below(3) == 0) n = 1 + Below(n);
+      AddPage(&list, {{}, small, weights}, n);
+      count -= n;
+    }
+    return list;
+  }
+
+  // A row that sees everything; restrict it afterwards.
+  TestRow& AddRow(int sequence, bool prompt) {
+    TestRow row;
+    row.sequence = sequence;
+    row.prompt = prompt;
+    row.q = Normals(heads * groups * dim);
+    for (int g = 0; g < groups; ++g) {
+      row.begin.push_back(0);
+      row.end.push_back(static_cast<int32_t>(List(sequence, g).entries.size()));
+    }
+    rows.push_back(row);
+    return rows.back();
+  }
+  const TestList& List(int sequence, int g) const { return lists[static_cast<size_t>(sequence * groups + g)]; }
+
+  Expected Oracle(const TestRow& row) const;
+  // The double-precision probability of each entry of the list for query head `h` of group g, extra pages and sink in
+  // the denominator.
+  std::vector<double> Probabilities(const TestRow& row, int g, int h) const;
+
+  struct Result {
+    std::vector<float> out;                // [T, H, D]
+    std::vector<float> mass, probability;  // as AttendArgs says
+  };
+  Result Attend(Isa isa, int threads, bool exact, bool probabilities = false);
+
+ private:
+  ThreadPool pool_{1};
+
+  struct Weighted {
+    const TestEntry* entry;
+    double logit, span;
+    bool seen;
+  };
+  std::vector<Weighted> Logits(const TestRow& row, int g, int h) const;
+  std::vector<double> Softmax(const std::vector<Weighted>& logits, int head) const;
+};
+
+inline std::vector<AttendCase::Weighted> AttendCase::Logits(const TestRow& row, int g, int h) const {
+  std::vector<Weighted> logits;
+  const float* q = row.q.data() + (g * heads + h) * dim;
+  const auto add = [&](const TestEntry& entry, bool seen) {
+    double dot = 0, span = 0;
+    const double* k = entry.stored_k.data();
+    for (int d = 0; d < dim; ++d) {
+      const double x = static_cast<double>(q[d]) * k[d];
+      dot += x, span += std::abs(x);
+    }
+    logits.push_back({&entry, dot * scale + static_cast<double>(entry.beta), span * scale, seen});
+  };
+  const TestList& list = List(row.sequence, g);
+  for (size_t e = 0; e < list.entries.size(); ++e) {
+    const int at = static_cast<int>(e);
+    add(list.entries[e], at >= row.begin[static_cast<size_t>(g)] && at < row.end[static_cast<size_t>(g)]);
+  }
+  if (!extra.empty()) {
+    for (const TestEntry& entry : extra[static_cast<size_t>(row.sequence * groups + g)].entries) add(entry, true);
+  }
+  return logits;
+}
+
+inline std::vector<double> AttendCase::Probabilities(const TestRow& row, int g, int h) const {
+  return Softmax(Logits(row, g, h), g * heads + h);
+}
+
+inline std::vector<double> AttendCase::Softmax(const std::vector<Weighted>& logits, int head) const {
+  double top = -std::numeric_limits<double>::infinity();
+  if (!sinks.empty()) top = static_cast<double>(sinks[static_cast<size_t>(head)]);
+  const double sink = top;
+  for (const Weighted& x : logits) top = x.seen ? std::max(top, x.logit) : top;
+  std::vector<double> p(logits.size(), 0.0);
+  if (std::isinf(top)) return p;
+  double total = std::exp(sink - top);
+  for (const Weighted& x : logits) total += x.seen ? std::exp(x.logit - top) : 0;
+  for (size_t i = 0; i < p.size(); ++i) p[i] = logits[i].seen ? std::exp(logits[i].logit - top) / total : 0;
+  return p;
+}
+
+inline Expected AttendCase::Oracle(const TestRow& row) const {
+  Expected expected;
+  for (int g = 0; g < groups; ++g) {
+    for (int h = 0; h < heads; ++h) {
+      const std::vector<Weighted> logits = Logits(row, g, h);
+      const std::vector<double> p = Softmax(logits, g * heads + h);
+      std::vector<double> out(static_cast<size_t>(dim), 0.0), size = out;
+      double span = 0;
+      for (size_t e = 0; e < p.size(); ++e) {
+        if (logits[e].seen) span = std::max(span, logits[e].span);
+        const double* values = logits[e].entry->stored_v.data();
+        for (size_t d = 0; d < out.size() && p[e] > 0; ++d) {
+          const double v = values[d];
+          out[d] += p[e] * v, size[d] += p[e] * std::abs(v);
+        }
+      }
+      expected.out.insert(expected.out.end(), out.begin(), out.end());
+      expected.scale.insert(expected.scale.end(), size.begin(), size.end());
+      expected.logit_span.push_back(span);
+    }
+  }
+  return expected;
+}
+
+inline AttendCase::Result AttendCase::Attend(Isa isa, int threads, bool exact, bool probabilities) {
+  const int64_t num_rows = static_cast<int64_t>(rows.size()), width = int64_t{heads} * groups * dim;
+  std::vector<float> q;
+  std::vector<int32_t> sequence, begin, end, list_begin{0}, extra_counts;
+  std::vector<PageRef> pages, extra_pages;
+  int64_t prompt_rows = 0;
+  for (const TestRow& row : rows) {
+    q.insert(q.end(), row.q.begin(), row.q.end());
+    sequence.push_back(row.sequence);
+    begin.insert(begin.end(), row.begin.begin(), row.begin.end());
+    end.insert(end.end(), row.end.begin(), row.end.end());
+    prompt_rows += row.prompt;
+  }
+  for (const TestList& list : lists) {
+    pages.insert(pages.end(), list.pages.begin(), list.pages.end());
+    list_begin.push_back(static_cast<int32_t>(pages.size()));
+  }
+  int64_t room = 0;
+  for (const TestList& list : extra) room = std::max(room, static_cast<int64_t>(list.pages.size()) + 1);
+  for (const TestList& list : extra) {
+    extra_counts.push_back(static_cast<int32_t>(list.pages.size()));
+    for (int64_t i = 0; i < room; ++i) {
+      extra_pages.push_back(i < extra_counts.back() ? list.pages[static_cast<size_t>(i)] : PageRef{});
+    }
+  }
+  const auto num_pages = static_cast<int64_t>(pages.size());
+  pages.emplace_back();  // so that an empty table still has an address
+  Result result;
+  result.out.assign(static_cast<size_t>(num_rows * width), std::nanf(""));
+  AttendArgs args;
+  args.q = MakeTensor(q.data(), DType::kF32, num_rows, int64_t{heads} * groups, dim);
+  args.row_sequence = MakeTensor(sequence.data(), DType::kI32, num_rows);
+  args.pages = MakeTensor(pages.data(), DType::kBytes, num_pages);
+  args.list_begin = MakeTensor(list_begin.data(), DType::kI32, static_cast<int64_t>(list_begin.size()));
+  args.visible_begin = MakeTensor(begin.data(), DType::kI32, num_rows, groups);
+  args.visible_end = MakeTensor(end.data(), DType::kI32, num_rows, groups);
+  if (!extra.empty()) {
+    args.extra_pages = MakeTensor(extra_pages.data(), DType::kBytes, static_cast<int64_t>(extra.size()), room);
+    args.extra_counts = MakeTensor(extra_counts.data(), DType::kI32, static_cast<int64_t>(extra.size()));
+  }
+  args.arena = arena.data();
+  args.scale = scale;
+  if (!sinks.empty()) args.sinks = MakeTensor(sinks.data(), DType::kF32, static_cast<int64_t>(sinks.size()));
+  args.prompt_rows = static_cast<int>(prompt_rows);
+  args.out = MakeTensor(result.out.data(), DType::kF32, num_rows, int64_t{heads} * groups, dim);
+  if (probabilities) {
+    result.mass.assign(static_cast<size_t>(num_pages * heads), -1.f);
+    result.probability.assign(static_cast<size_t>(num_pages * heads * kPageEntries), -1.f);
+    args.page_mass = MakeTensor(result.mass.data(), DType::kF32, num_pages, heads);
+    args.entry_probability = MakeTensor(result.probability.data(), DType::kF32, num_pages, kPageEntries, heads);
+  }
+  ThreadPool pool(threads);
+  AttendCpu(args, {pool, isa, exact});
+  return result;
+}
+
+}  // namespace loupe
