@@ -223,14 +223,29 @@ template <class V>
   return n;
 }
 
-// The online softmax: moves the query's maximum, sum and output on to a page whose scores are in s, which become
-// exponentials. `top` is the page's maximum.
+// The entries of a page that any of a group of queries sees.
 template <class V>
-[[gnu::always_inline]] inline void OnlineSoftmax(const PromptState<V>& w, int query, float top, float* s, int blocks) {
+[[gnu::always_inline]] inline Bounds<V> BoundsOfGroup(const PromptTile& t, const PageView& page, int query, int n) {
+  Bounds<V> any = BoundsOf<V>(t, page, query);
+  for (int k = 1; k < n; ++k) {
+    const Bounds<V> one = BoundsOf<V>(t, page, query + k);
+    any.begin = one.begin < any.begin ? one.begin : any.begin;
+    any.end = one.end > any.end ? one.end : any.end;
+  }
+  return any;
+}
+
+// The online softmax: moves the query's maximum, sum and output on to a page whose scores are in s, which become
+// exponentials.
+template <class V>
+[[gnu::always_inline]] inline void SoftmaxOfPage(const PromptTile& t, const PromptState<V>& w, const PageView& page,
+                                                 int query, float* s) {
+  const float top = FinishScores<V>(page, BoundsOf<V>(t, page, query), s);
   const float before = w.max[query];
   const float now = top > before ? top : before;
   const V now_v = V::Set(now);
   V add = V::Zero();
+  const int blocks = (page.count + 15) / 16;
   for (int b = 0; b < blocks; ++b) {
     const V e = Exp2<V>(V::Sub(V::Load(s + b * 16), now_v));
     e.Store(s + b * 16);
@@ -278,21 +293,16 @@ void PromptTileBody(const PromptTile& t) {
   }
   alignas(64) float s[V::kMaxHeads * 64];
   for (int i = 0; i < t.num_pages; ++i) {
-    const PageView& page = t.pages[i];
+    PageView page = t.pages[i];
     const PageView& next = t.pages[i + 1 < t.num_pages ? i + 1 : i];
-    const int blocks = (page.count + 15) / 16;
-    for (int query = 0, n; (n = NextQueries<V>(t, page, V::kPromptHeads, &query)) > 0; query += n) {
+    const int count = page.count;
+    for (int query = 0, n; page.count = count, (n = NextQueries<V>(t, page, V::kPromptHeads, &query)) > 0; query += n) {
+      const Bounds<V> any = BoundsOfGroup<V>(t, page, query, n);
+      page.count = any.end;
       FindScores<V>(page.key_codec, dim, n)({page, next.keys, dim, w.q + int64_t{query} * dim, dim, s, 64});
-      int begin = 64, end = 0;
-      for (int k = 0; k < n; ++k) {
-        const Bounds<V> seen = BoundsOf<V>(t, page, query + k);
-        begin = seen.begin < begin ? seen.begin : begin;
-        end = seen.end > end ? seen.end : end;
-        const float top = FinishScores<V>(page, seen, s + k * 64);
-        OnlineSoftmax<V>(w, query + k, top, s + k * 64, blocks);
-      }
+      for (int k = 0; k < n; ++k) SoftmaxOfPage<V>(t, w, page, query + k, s + k * 64);
       FindValues<V>(page.value_codec, dim, n)(
-          {page, next.values, dim, s, 64, w.o + int64_t{query} * w.padded, w.padded, begin, end});
+          {page, next.values, dim, s, 64, w.o + int64_t{query} * w.padded, w.padded, any.begin, any.end});
     }
   }
   FinishPrompt<V>(t, w);

@@ -1,0 +1,148 @@
+// Times attention alone: `attend_bench [threads]`. Decode prints the bytes of the visible pages over the time, beside
+// what a plain read of memory reaches in the same run; prefill prints flops over the time. Inputs are random, and many
+// layers' worth of pages are rotated, so that decode reads memory and not the cache.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/cpu_ops.h"
+
+namespace loupe {
+namespace {
+
+constexpr int kDim = 64, kHeads = 9, kGroups = 3;
+
+double Seconds(const std::function<void(int)>& work, int repeats) {
+  std::vector<double> times;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    work(i);
+    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::nth_element(times.begin(), times.begin() + repeats / 2, times.end());
+  return times[static_cast<size_t>(repeats / 2)];
+}
+
+// Lists of `entries` entries, `copies` times over.
+struct Pages {
+  std::unique_ptr<DeviceBuffer> arena;
+  std::vector<std::vector<PageRef>> tables;  // a copy's lists behind each other
+  std::vector<int32_t> list_begin;
+};
+
+Pages MakePages(Backend& backend, int entries, int copies) {
+  Pages pages;
+  const int per_list = (entries + kPageEntries - 1) / kPageEntries;
+  const int64_t bytes = MakePageLayout({}, kDim).bytes;
+  auto arena = backend.Allocate(bytes * per_list * kGroups * copies);
+  if (!arena.ok()) {
+    std::fprintf(stderr, "%s\n", arena.status().ToString().c_str());
+    std::exit(1);
+  }
+  pages.arena = std::move(*arena);
+  auto* at = static_cast<uint16_t*>(pages.arena->data());
+  std::mt19937 random(1);
+  for (int64_t i = 0; i < pages.arena->bytes() / 2; ++i) {  // halfs of magnitude 1 to 2
+    at[i] = static_cast<uint16_t>(0x3c00 | (random() & 0x83ff));
+  }
+  uint32_t unit = 0;
+  for (int copy = 0; copy < copies; ++copy) {
+    std::vector<PageRef> table;
+    for (int g = 0; g < kGroups; ++g) {
+      for (int i = 0; i < per_list; ++i, unit += static_cast<uint32_t>(bytes / kPageAlignment)) {
+        table.push_back(MakePageRef(unit, std::min(kPageEntries, entries - i * kPageEntries), {}));
+      }
+    }
+    std::shuffle(table.begin(), table.end(), random);
+    pages.tables.push_back(table);
+  }
+  for (int g = 0; g <= kGroups; ++g) pages.list_begin.push_back(g * per_list);
+  return pages;
+}
+
+void Attend(const Pages& pages, int copy, int rows, bool prompt, int entries, CpuContext context) {
+  static std::vector<float> q, out;
+  static std::vector<int32_t> sequence, begin, end;
+  const auto count = static_cast<size_t>(rows);
+  q.resize(count * kHeads * kDim, 0.1f), out.resize(q.size());
+  sequence.assign(count, 0), begin.assign(count * kGroups, 0), end.clear();
+  for (int row = 0; row < rows; ++row) end.insert(end.end(), kGroups, entries - rows + row + 1);
+  const std::vector<PageRef>& table = pages.tables[static_cast<size_t>(copy)];
+  AttendArgs args;
+  args.q = MakeTensor(q.data(), DType::kF32, rows, kHeads, kDim);
+  args.out = MakeTensor(out.data(), DType::kF32, rows, kHeads, kDim);
+  args.row_sequence = MakeTensor(sequence.data(), DType::kI32, rows);
+  args.pages = MakeTensor(const_cast<PageRef*>(table.data()), DType::kBytes, static_cast<int64_t>(table.size()));
+  args.list_begin = MakeTensor(const_cast<int32_t*>(pages.list_begin.data()), DType::kI32, kGroups + 1);
+  args.visible_begin = MakeTensor(begin.data(), DType::kI32, rows, kGroups);
+  args.visible_end = MakeTensor(end.data(), DType::kI32, rows, kGroups);
+  args.arena = pages.arena->data();
+  args.scale = 0.125f;
+  args.prompt_rows = prompt ? rows : 0;
+  AttendCpu(args, context);
+}
+
+double ReadBandwidth(const DeviceBuffer& buffer, ThreadPool& pool) {
+  std::vector<uint64_t> sums(static_cast<size_t>(pool.size()) * 8);
+  const double seconds = Seconds([&](int) {
+    pool.Run([&](int thread) {
+      const auto [from, to] = pool.Share(buffer.bytes() / 64, thread);
+      const auto* at = static_cast<const uint64_t*>(buffer.data());
+      uint64_t a = 0, b = 0, c = 0, d = 0;
+      for (int64_t i = from; i < to; ++i, a += at[i * 8], b += at[i * 8 + 2], c += at[i * 8 + 4], d += at[i * 8 + 6]) {
+      }
+      sums[static_cast<size_t>(thread) * 8] = a + b + c + d;
+    });
+  }, 5);
+  return static_cast<double>(buffer.bytes()) / seconds * 1e-9;
+}
+
+void Run(int threads) {
+  BackendOptions options;
+  options.num_threads = threads;
+  auto backend = MakeBackend(options);
+  if (!backend.ok()) {
+    std::fprintf(stderr, "%s\n", backend.status().ToString().c_str());
+    std::exit(1);
+  }
+  ThreadPool pool(threads);
+  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
+    if (isa > DetectIsa()) continue;
+    const CpuContext context{pool, isa, false};
+    std::printf("%s, %d threads, %d query and %d kv heads of %d\n", IsaName(isa), threads, kHeads, kGroups, kDim);
+    for (const int entries : {512, 2048, 8000}) {
+      const int copies = std::max(2, 200000 / entries);
+      const Pages pages = MakePages(**backend, entries, copies);
+      const double limit = ReadBandwidth(*pages.arena, pool);
+      const double seconds = Seconds([&](int i) { Attend(pages, i % copies, 1, false, entries, context); }, 200);
+      const double bytes = 4.0 * kDim * kGroups * entries;
+      std::printf("  decode at %4d: %7.1f us, %5.2f MB, %5.1f GB/s of %5.1f (%.0f %%)\n", entries, seconds * 1e6, bytes * 1e-6,
+                  bytes / seconds * 1e-9, limit, bytes / seconds * 1e-7 / limit);
+    }
+    for (const bool exact : {false, true}) {
+      const int rows = 2048;
+      const Pages pages = MakePages(**backend, rows, 1);
+      const double seconds = Seconds([&](int) { Attend(pages, 0, rows, true, rows, {pool, isa, exact}); }, isa == Isa::kPortable ? 1 : 7);
+      const double flops = 4.0 * kDim * kHeads * (0.5 * rows * (rows + 1));
+      std::printf("  prefill of %d%s: %7.2f ms, %.0f GFLOP/s\n", rows, exact ? " exact" : "", seconds * 1e3, flops / seconds * 1e-9);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace loupe
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
+  if (threads < 1 || threads > 512) {
+    std::fprintf(stderr, "error: %s threads; usage: attend_bench [threads, 1 to 512]\n", argv[1]);
+    return 2;
+  }
+  loupe::Run(threads);
+  return 0;
+}
