@@ -1,5 +1,5 @@
-// One forward pass of a decoder-only model of the Llama family (RMSNorm, RoPE, grouped-query attention, SiLU gate), over
-// a batch of prompt and decode rows. Owns the packed weights and the activations. Used by the step thread.
+// One forward pass of a decoder-only model of the Llama family (RMSNorm, RoPE, grouped-query attention, SiLU gate),
+// over a batch of prompt and decode rows. Owns the packed weights and the activations. Used by the step thread.
 #pragma once
 
 #include <functional>
@@ -14,11 +14,12 @@
 namespace loupe {
 
 struct DecoderStep {
-  Tensor ids;            // [T] i32, rows in the order of the batch
+  Tensor ids;  // [T] i32, rows in the order of the batch
   KvCache* cache = nullptr;
-  KvBatch* batch = nullptr;  // reserved; not committed by the pass
-  Tensor logit_rows;     // [n] i32: rows whose logits are wanted, n <= max_logit_rows
-  Tensor logits;         // [n, V] f32 out
+  KvBatch* batch = nullptr;    // reserved; not committed by the pass
+  Tensor logit_rows;           // [n] i32: rows whose logits are wanted, ascending, n <= T; undefined: none
+  int logit_prompt_rows = -1;  // how many of them are prompt rows; -1: counted here, which reads logit_rows on the host
+  Tensor logits;               // [n, V] f32 out
 };
 
 class Decoder {
@@ -29,6 +30,7 @@ class Decoder {
                                                          Backend& backend, int max_rows,
                                                          const std::function<void(double)>& progress = {});
   ~Decoder();
+  // The rows' keys and values go into the cache, the wanted logits into step.logits.
   void Forward(const DecoderStep& step, Stream& stream);
 
   KvShape kv_shape() const;

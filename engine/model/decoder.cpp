@@ -1,0 +1,363 @@
+#include "engine/model/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/model/weights.h"
+#include "kernels/check.h"
+
+namespace loupe {
+namespace {
+
+// Rows of one product that may be stored in several pieces: kernels stack only matrices of one type, and some files
+// give the value projection a finer type than query and key. In nearly all files this is one piece.
+struct StackedWeight {
+  struct Piece {
+    std::unique_ptr<Weight> weight;
+    int64_t first_row = 0;
+  };
+  std::vector<Piece> pieces;
+};
+
+struct Layer {
+  StackedWeight qkv, gate_up;
+  std::unique_ptr<Weight> attention_out, down;
+  Tensor attention_norm, feed_forward_norm;  // [E]
+};
+
+int64_t AlignLine(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+// Packs weights one by one, gives the pages of the file back behind itself and says how far it has come.
+class Packer {
+ public:
+  Packer(const ModelConfig& config, const WeightSource& source, Backend& backend,
+         const std::function<void(double)>& progress)
+      : source_(source), backend_(backend), progress_(progress) {
+    for (const TensorSpec& spec : ExpectedTensors(config)) total_bytes_ += HostMatrixBytes(*source.Find(spec.name));
+  }
+
+  absl::StatusOr<std::unique_ptr<Weight>> Pack(const std::vector<std::string>& names) {
+    std::vector<HostMatrix> parts;
+    for (const std::string& name : names) parts.push_back(*source_.Find(name));
+    absl::StatusOr<std::unique_ptr<Weight>> weight = backend_.PackWeight(parts);
+    if (!weight.ok()) {
+      return absl::Status(weight.status().code(),
+                          absl::StrCat("tensor '", names[0], "': ", std::string(weight.status().message())));
+    }
+    weight_bytes_ += (*weight)->bytes();
+    for (const std::string& name : names) Done(name);
+    return weight;
+  }
+
+  absl::StatusOr<StackedWeight> PackStacked(const std::vector<std::string>& names) {
+    StackedWeight stacked;
+    int64_t first_row = 0;
+    for (size_t begin = 0; begin < names.size();) {
+      const WeightType type = source_.Find(names[begin])->type;
+      size_t end = begin;
+      while (end < names.size() && source_.Find(names[end])->type == type) ++end;
+      auto weight =
+          Pack({names.begin() + static_cast<std::ptrdiff_t>(begin), names.begin() + static_cast<std::ptrdiff_t>(end)});
+      if (!weight.ok()) return weight.status();
+      const int64_t rows = (*weight)->rows();
+      stacked.pieces.push_back({std::move(*weight), first_row});
+      first_row += rows;
+      begin = end;
+    }
+    return stacked;
+  }
+
+  void CopyVector(const std::string& name, const Tensor& out) {
+    const std::vector<float> values = ReadVector(*source_.Find(name));
+    LOUPE_CHECK_EQ(static_cast<int64_t>(values.size()), out.shape[0]);
+    std::copy(values.begin(), values.end(), out.as<float>());
+    Done(name);
+  }
+
+  int64_t weight_bytes() const { return weight_bytes_; }
+
+ private:
+  void Done(const std::string& name) {
+    packed_bytes_ += HostMatrixBytes(*source_.Find(name));
+    source_.Release(name);
+    if (progress_) progress_(static_cast<double>(packed_bytes_) / static_cast<double>(total_bytes_));
+  }
+
+  const WeightSource& source_;
+  Backend& backend_;
+  const std::function<void(double)>& progress_;
+  int64_t total_bytes_ = 0, packed_bytes_ = 0, weight_bytes_ = 0;
+};
+
+}  // namespace
+
+struct Decoder::Impl {
+  ModelConfig config;
+  Backend* backend = nullptr;
+  int max_rows = 0;
+
+  std::unique_ptr<Weight> embedding, head;  // head is null when the embedding serves as one
+  std::vector<Layer> layers;
+  std::unique_ptr<DeviceBuffer> vectors;  // norms and frequencies
+  std::unique_ptr<DeviceBuffer> activations;
+  Tensor final_norm;   // [E]
+  Tensor frequencies;  // [rope_dims / 2]
+  int64_t weight_bytes = 0;
+
+  // Activations for max_rows rows; `hidden` is the normed input of a product, `inner` what attention or the gate gives.
+  Tensor residual, hidden, qkv, inner, gate_up;
+
+  int64_t QRows() const { return int64_t{config.num_heads} * config.head_dim; }
+  int64_t KvRows() const { return int64_t{config.num_kv_heads} * config.head_dim; }
+
+  absl::Status TakeVectors();
+  absl::Status TakeActivations();
+  absl::Status PackAll(Packer& packer);
+  void MultiplyStacked(const StackedWeight& weight, const MatMulArgs& args, Stream& stream);
+  void Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream);
+  void FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream);
+  void Logits(const DecoderStep& step, Stream& stream);
+};
+
+namespace {
+
+// The first `rows` rows of a buffer.
+Tensor Rows(Tensor buffer, int64_t rows) {
+  buffer.shape[0] = rows;
+  return buffer;
+}
+
+// Columns [first, first + heads * head_dim) of a buffer as [rows, heads, head_dim].
+Tensor Heads(const Tensor& buffer, int64_t rows, int64_t first, int heads, int head_dim) {
+  Tensor view = MakeTensor(buffer.as<float>() + first, DType::kF32, rows, heads, head_dim);
+  view.rank = 3;
+  view.row_stride = buffer.row_stride;
+  return view;
+}
+
+Tensor Matrix(float* data, int64_t rows, int64_t cols) {
+  Tensor t = MakeTensor(data, DType::kF32, rows, cols);
+  t.rank = 2;
+  return t;
+}
+
+}  // namespace
+
+absl::Status Decoder::Impl::TakeVectors() {
+  const int64_t norm = AlignLine(config.width);
+  const int64_t half = config.rope_dims / 2;
+  const int64_t floats = norm * (2 * config.num_layers + 1) + half;
+  auto buffer = backend->Allocate(floats * int64_t{sizeof(float)});
+  if (!buffer.ok()) return buffer.status();
+  vectors = std::move(*buffer);
+  auto* data = static_cast<float*>(vectors->data());
+  const auto take = [&](int64_t size, int64_t stride) {
+    const Tensor t = MakeTensor(data, DType::kF32, size);
+    data += stride;
+    return t;
+  };
+  layers.resize(static_cast<size_t>(config.num_layers));
+  for (Layer& layer : layers) {
+    layer.attention_norm = take(config.width, norm);
+    layer.feed_forward_norm = take(config.width, norm);
+  }
+  final_norm = take(config.width, norm);
+  frequencies = take(half, half);
+  for (int64_t i = 0; i < half; ++i) {
+    const double exponent = -2.0 * static_cast<double>(i) / config.rope_dims;
+    const double factor =
+        config.rope_factors.empty() ? 1.0 : static_cast<double>(config.rope_factors[static_cast<size_t>(i)]);
+    frequencies.as<float>()[i] = static_cast<float>(std::pow(static_cast<double>(config.rope_base), exponent) / factor);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Impl::TakeActivations() {
+  const int64_t width = AlignLine(config.width);
+  const int64_t qkv_cols = AlignLine(QRows() + 2 * KvRows());
+  const int64_t inner_cols = AlignLine(std::max<int64_t>(QRows(), config.feed_forward));
+  const int64_t gate_up_cols = AlignLine(2 * int64_t{config.feed_forward});
+  // QKV is dead when gate and up are written, so they share memory.
+  const int64_t shared_cols = std::max(qkv_cols, gate_up_cols);
+  const int64_t floats = max_rows * (2 * width + inner_cols + shared_cols);
+  auto buffer = backend->Allocate(floats * int64_t{sizeof(float)});
+  if (!buffer.ok()) return buffer.status();
+  activations = std::move(*buffer);
+  auto* data = static_cast<float*>(activations->data());
+  residual = Matrix(data, max_rows, config.width);
+  hidden = Matrix(data + max_rows * width, max_rows, config.width);
+  inner = Matrix(data + max_rows * 2 * width, max_rows, inner_cols);
+  float* shared = data + max_rows * (2 * width + inner_cols);
+  qkv = Matrix(shared, max_rows, QRows() + 2 * KvRows());
+  gate_up = Matrix(shared, max_rows, 2 * int64_t{config.feed_forward});
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Impl::PackAll(Packer& packer) {
+  const auto pack = [&](const std::string& name, std::unique_ptr<Weight>* out) {
+    auto weight = packer.Pack({name});
+    if (weight.ok()) *out = std::move(*weight);
+    return weight.status();
+  };
+  const auto stack = [&](const std::vector<std::string>& names, StackedWeight* out) {
+    auto weight = packer.PackStacked(names);
+    if (weight.ok()) *out = std::move(*weight);
+    return weight.status();
+  };
+  if (absl::Status s = pack("token_embd.weight", &embedding); !s.ok()) return s;
+  for (int i = 0; i < config.num_layers; ++i) {
+    const auto name = [i](const char* part) { return LayerTensorName(i, part); };
+    Layer& layer = layers[static_cast<size_t>(i)];
+    packer.CopyVector(name("attn_norm"), layer.attention_norm);
+    if (absl::Status s = stack({name("attn_q"), name("attn_k"), name("attn_v")}, &layer.qkv); !s.ok()) return s;
+    if (absl::Status s = pack(name("attn_output"), &layer.attention_out); !s.ok()) return s;
+    packer.CopyVector(name("ffn_norm"), layer.feed_forward_norm);
+    if (absl::Status s = stack({name("ffn_gate"), name("ffn_up")}, &layer.gate_up); !s.ok()) return s;
+    if (absl::Status s = pack(name("ffn_down"), &layer.down); !s.ok()) return s;
+  }
+  packer.CopyVector("output_norm.weight", final_norm);
+  if (config.tied_embeddings) return absl::OkStatus();
+  return pack("output.weight", &head);
+}
+
+void Decoder::Impl::MultiplyStacked(const StackedWeight& weight, const MatMulArgs& args, Stream& stream) {
+  for (const StackedWeight::Piece& piece : weight.pieces) {
+    MatMulArgs part = args;
+    part.weight = piece.weight.get();
+    part.out.data = args.out.as<float>() + piece.first_row;
+    part.out.shape[1] = piece.weight->rows();
+    backend->MatMul(part, stream);
+  }
+}
+
+void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream) {
+  const int64_t rows = step.ids.rows();
+  const int prompt_rows = step.batch->prompt_rows;
+  const int head_dim = config.head_dim;
+  backend->RmsNorm({Rows(residual, rows), layer.attention_norm, config.norm_eps, Rows(hidden, rows)}, stream);
+  MatMulArgs product;
+  product.x = Rows(hidden, rows);
+  product.out = Rows(qkv, rows);
+  product.prompt_rows = prompt_rows;
+  MultiplyStacked(layer.qkv, product, stream);
+
+  const Tensor q = Heads(qkv, rows, 0, config.num_heads, head_dim);
+  const Tensor k = Heads(qkv, rows, QRows(), config.num_kv_heads, head_dim);
+  const Tensor v = Heads(qkv, rows, QRows() + KvRows(), config.num_kv_heads, head_dim);
+  for (const Tensor& rotated : {q, k}) {
+    backend->Rope({rotated, step.batch->positions, frequencies, 1.0f, config.rope_interleaved}, stream);
+  }
+  step.cache->Append(*step.batch, index, k, v, stream);
+  const Tensor attended = Matrix(inner.as<float>(), rows, QRows());
+  step.cache->Attend(*step.batch, index, q, Heads(attended, rows, 0, config.num_heads, head_dim), stream);
+
+  MatMulArgs out;
+  out.weight = layer.attention_out.get();
+  out.x = attended;
+  out.add = out.out = Rows(residual, rows);
+  out.prompt_rows = prompt_rows;
+  backend->MatMul(out, stream);
+}
+
+void Decoder::Impl::FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream) {
+  const int64_t rows = step.ids.rows();
+  backend->RmsNorm({Rows(residual, rows), layer.feed_forward_norm, config.norm_eps, Rows(hidden, rows)}, stream);
+  MatMulArgs product;
+  product.x = Rows(hidden, rows);
+  product.out = Rows(gate_up, rows);
+  product.prompt_rows = step.batch->prompt_rows;
+  MultiplyStacked(layer.gate_up, product, stream);
+  const Tensor gated = Matrix(inner.as<float>(), rows, config.feed_forward);
+  backend->SiluMul({product.out, gated}, stream);
+
+  MatMulArgs out;
+  out.weight = layer.down.get();
+  out.x = gated;
+  out.add = out.out = Rows(residual, rows);
+  out.prompt_rows = product.prompt_rows;
+  backend->MatMul(out, stream);
+}
+
+void Decoder::Impl::Logits(const DecoderStep& step, Stream& stream) {
+  const int64_t rows = step.logit_rows.rows();
+  const Tensor gathered = Rows(hidden, rows);
+  backend->GatherRows({Rows(residual, step.ids.rows()), step.logit_rows, gathered}, stream);
+  backend->RmsNorm({gathered, final_norm, config.norm_eps, gathered}, stream);
+  MatMulArgs product;
+  product.weight = head ? head.get() : embedding.get();
+  product.x = gathered;
+  product.out = step.logits;
+  product.prompt_rows = step.logit_prompt_rows;
+  if (product.prompt_rows < 0) {
+    const auto* wanted = step.logit_rows.as<int32_t>();
+    LOUPE_CHECK(std::is_sorted(wanted, wanted + rows)) << "rows whose logits are wanted must ascend";
+    product.prompt_rows = static_cast<int>(std::lower_bound(wanted, wanted + rows, step.batch->prompt_rows) - wanted);
+  }
+  backend->MatMul(product, stream);
+}
+
+Decoder::Decoder() : impl_(std::make_unique<Impl>()) {}
+Decoder::~Decoder() = default;
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& config, const WeightSource& source,
+                                                         Backend& backend, int max_rows,
+                                                         const std::function<void(double)>& progress) {
+  LOUPE_CHECK(max_rows > 0) << max_rows;
+  if (absl::Status s = CheckConfig(config); !s.ok()) return s;
+  if (absl::Status s = CheckWeights(config, source); !s.ok()) return s;
+  std::unique_ptr<Decoder> decoder(new Decoder());
+  Impl& impl = *decoder->impl_;
+  impl.config = config;
+  impl.backend = &backend;
+  impl.max_rows = max_rows;
+  if (absl::Status s = impl.TakeVectors(); !s.ok()) return s;
+  if (absl::Status s = impl.TakeActivations(); !s.ok()) return s;
+  Packer packer(config, source, backend, progress);
+  if (absl::Status s = impl.PackAll(packer); !s.ok()) return s;
+  impl.weight_bytes = packer.weight_bytes();
+  return decoder;
+}
+
+void Decoder::Forward(const DecoderStep& step, Stream& stream) {
+  Impl& impl = *impl_;
+  const int64_t rows = step.ids.rows();
+  LOUPE_CHECK(rows > 0 && rows <= impl.max_rows) << rows << " rows of at most " << impl.max_rows;
+  LOUPE_CHECK_EQ(rows, step.batch->num_rows) << "rows of ids and batch";
+  impl.backend->Embed({impl.embedding.get(), step.ids, Rows(impl.residual, rows)}, stream);
+  for (size_t i = 0; i < impl.layers.size(); ++i) {
+    impl.Attention(impl.layers[i], static_cast<int>(i), step, stream);
+    impl.FeedForward(impl.layers[i], step, stream);
+  }
+  if (!step.logit_rows.defined() || step.logit_rows.rows() == 0) return;
+  LOUPE_CHECK_LE(step.logit_rows.rows(), rows) << "rows whose logits are wanted";
+  impl.Logits(step, stream);
+}
+
+KvShape Decoder::kv_shape() const {
+  const ModelConfig& c = impl_->config;
+  KvShape shape;
+  shape.num_layers = c.num_layers;
+  shape.num_heads = c.num_heads;
+  shape.num_kv_heads = c.num_kv_heads;
+  shape.head_dim = c.head_dim;
+  shape.windows = c.windows;
+  shape.sinks = c.sinks;
+  return shape;
+}
+
+const ModelConfig& Decoder::config() const { return impl_->config; }
+int64_t Decoder::weight_bytes() const { return impl_->weight_bytes + impl_->vectors->bytes(); }
+
+int64_t Decoder::weight_bytes_per_step() const {
+  // An embedding table that is not the head as well is read one row at a time.
+  const bool whole_table = impl_->head == nullptr;
+  return weight_bytes() - (whole_table ? 0 : impl_->embedding->bytes());
+}
+
+int64_t Decoder::activation_bytes() const { return impl_->activations->bytes(); }
+
+}  // namespace loupe
