@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -53,14 +54,16 @@ class KvBatch {
 
 struct KvStats {
   int64_t capacity_bytes = 0;      // arena, whole slabs
-  int64_t resident_bytes = 0;      // pages in use, counted once however many share them
-  int64_t slab_bytes = 0;          // slabs taken by page classes: resident + free pages inside taken slabs
+  int64_t resident_bytes = 0;      // pages in use, counted once however many share them; reserved ones included
+  int64_t retired_bytes = 0;       // no longer in use, free from the next step on
+  int64_t slab_bytes = 0;          // slabs taken by page classes: resident + retired + free inside taken slabs
   int64_t resident_entries = 0;    // entries in pages in use (shared pages once)
   int64_t pages = 0;               // pages in use
   int64_t small_pages = 0;         // of them small
   int num_sequences = 0;
   int64_t reserve_failures = 0;    // since start
   int64_t entries_dropped = 0;     // by policies, since start
+  int64_t entries_expired = 0;     // whole pages that no later row of a sliding window sees, since start
 };
 
 // What one sequence holds now, for usage.kv.
@@ -73,6 +76,10 @@ struct KvSequenceReport {
   int64_t entries_kept = 0;      // sums over lists
   int64_t entries_dropped = 0;
   int64_t read_bytes_per_token = 0;  // KV bytes that attention reads for the next token
+  int64_t table_bytes = 0;           // page references as kernels see them, beside device_bytes
+  int prompt_tokens = 0;             // at the end of prefill, when the policy had acted; 0 before
+  int64_t prompt_device_bytes = 0;   // at that moment: prompt_device_bytes / prompt_full_bytes is the budget's ratio
+  int64_t prompt_full_bytes = 0;
 };
 
 class KvCache {
@@ -90,10 +97,14 @@ class KvCache {
 
   int num_tokens(SeqId seq) const;
 
-  // All pages that the step will write, or nothing: RESOURCE_EXHAUSTED with bytes asked and free.
+  // All pages that the step will write, or nothing: RESOURCE_EXHAUSTED with bytes asked and free. INVALID_ARGUMENT if
+  // the step has more rows than max_step_rows, or several decode rows of a sequence whose policy asks for masses.
   absl::Status Reserve(std::span<const KvStepItem> items, KvBatch* batch);
   void Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream);  // [T, G, D] f32
   void Attend(KvBatch& batch, int layer, const Tensor& q, const Tensor& out, Stream& stream);  // [T, H, D] f32
+  // Pages that a layer's lists attend to beside their own, in this step only (AttendArgs.extra_pages): lists in the order
+  // (item, kv head). The caller owns both tensors and the pages, and keeps them until the step has run.
+  void SetExtraPages(KvBatch& batch, int layer, const Tensor& pages, const Tensor& counts);
   // Positions advance, policies of the batch's sequences act. A policy whose repack finds no room leaves its lists as
   // they are and is asked again at the next commit.
   void Commit(KvBatch& batch, Stream& stream);
@@ -102,17 +113,21 @@ class KvCache {
   // One transaction over any lists of a sequence: reserve new pages, copy, swap, release the old. All or nothing.
   absl::Status Repack(SeqId seq, std::span<const ListAction> actions, Stream& stream);
 
-  // Upper bound of the bytes that `num_tokens` more tokens of a full sequence take, slack included: for admission.
+  // Upper bound of the bytes that `num_tokens` more tokens of a full sequence take, slack included: for admission. If
+  // bytes_free() is at least this much, one step that appends them to a new sequence is not refused.
   int64_t BytesForTokens(int num_tokens) const;
   int64_t bytes_free() const;
 
   // Positions held by a list, in list order (tests, policies, reports).
   std::vector<int32_t> ListPositions(SeqId seq, int layer, int kv_head) const;
+  std::vector<PageRef> ListPages(SeqId seq, int layer, int kv_head) const;
   KvSequenceReport Report(SeqId seq) const;
   KvStats Stats() const;
   const KvShape& shape() const;
   // Recounts everything from the block tables and CHECKs it against the ledger. Slow; for tests and debug.
   void Audit() const;
+  // Tables and pool as text, equal exactly if the states are (tests).
+  std::string DebugDump() const;
 
  private:
   KvCache();

@@ -43,7 +43,10 @@ class Policy {
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
   virtual Signals signals() const { return {}; }
-  // The prompt is complete and its last row computed. Lists without an action stay as they are.
+  // True if this policy never acts: the cache then builds no views for it, and a step costs nothing for it.
+  virtual bool keeps_everything() const { return false; }
+  // The prompt is complete and its last row computed. Lists without an action stay as they are; a list has one action at
+  // most. `lists` holds all lists of one sequence, layer by layer, kv heads within; a list may be empty.
   virtual void AfterPrefill(std::span<const ListView> lists, std::vector<ListAction>* actions) const = 0;
   // A generated token was appended.
   virtual void AfterDecode(std::span<const ListView> lists, std::vector<ListAction>* actions) const = 0;

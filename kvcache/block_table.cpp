@@ -1,0 +1,44 @@
+#include "kvcache/block_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace loupe {
+
+int PositionPlane::LowerBound(int32_t position) const {
+  if (!chosen_.empty() && chosen_.back() >= position) {
+    return static_cast<int>(std::lower_bound(chosen_.begin(), chosen_.end(), position) - chosen_.begin());
+  }
+  const int32_t into_run = std::clamp(position - run_begin_, 0, run_count_);
+  return static_cast<int>(chosen_.size()) + into_run;
+}
+
+void PositionPlane::Append(int32_t first, int count) {
+  if (run_count_ == 0) run_begin_ = first;
+  LOUPE_CHECK_EQ(run_begin_ + run_count_, first) << "position of an appended entry";
+  run_count_ += count;
+}
+
+void PositionPlane::Assign(std::vector<int32_t> positions, int32_t length) {
+  // Only a run that reaches the sequence's end can be continued by the next append.
+  size_t first_of_run = positions.size();
+  while (first_of_run > 0 && positions[first_of_run - 1] == length - static_cast<int32_t>(positions.size() - first_of_run) - 1) {
+    --first_of_run;
+  }
+  run_count_ = static_cast<int32_t>(positions.size() - first_of_run);
+  run_begin_ = length - run_count_;
+  positions.resize(first_of_run);
+  chosen_ = std::move(positions);
+}
+
+void PositionPlane::DropFront(int count) {
+  LOUPE_CHECK_LE(count, size());
+  const int from_chosen = std::min(count, static_cast<int>(chosen_.size()));
+  chosen_.erase(chosen_.begin(), chosen_.begin() + from_chosen);
+  run_begin_ += count - from_chosen;
+  run_count_ -= count - from_chosen;
+}
+
+}  // namespace loupe

@@ -1,0 +1,76 @@
+// The block table: what every list of a sequence holds. Keyed by (sequence, layer, kv head); lists are ragged. Pure host
+// data: kernels see only the flattened PageRefs that a step is built from (kv_batch.h). Owned by the cache, used by the
+// step thread.
+//
+// Invariant, CHECKed by Audit: all pages of a list but the last hold 64 entries, so entry e lies in page e / 64, slot
+// e % 64. The last page may be small (16 entries). Positions ascend.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/page_layout.h"
+#include "kvcache/policies/policy.h"
+
+namespace loupe {
+
+// Positions of a list's entries, the plane that only policies and windows look at. Entries that were appended one after
+// the other are a run and cost nothing; positions that a policy has chosen are stored one by one before it.
+class PositionPlane {
+ public:
+  int size() const { return static_cast<int>(chosen_.size()) + run_count_; }
+  int32_t operator[](int entry) const {
+    const int num_chosen = static_cast<int>(chosen_.size());
+    return entry < num_chosen ? chosen_[static_cast<size_t>(entry)] : run_begin_ + (entry - num_chosen);
+  }
+  // First entry at `position` or after it; size() if there is none.
+  int LowerBound(int32_t position) const;
+  // `count` new entries at positions `first`, `first` + 1, ...; `first` is the sequence's length.
+  void Append(int32_t first, int count);
+  // Replaces everything by ascending positions below `length`, the sequence's length.
+  void Assign(std::vector<int32_t> positions, int32_t length);
+  void DropFront(int count);
+
+  // The stored part and the run after it.
+  std::span<const int32_t> chosen() const { return chosen_; }
+  int32_t run_begin() const { return run_begin_; }
+  int run_count() const { return run_count_; }
+
+ private:
+  std::vector<int32_t> chosen_;
+  int32_t run_begin_ = 0;
+  int32_t run_count_ = 0;
+};
+
+struct KvList {
+  std::vector<PageRef> pages;
+  PositionPlane positions;
+
+  int entries() const { return positions.size(); }
+};
+
+// The last query rows of the prompt, for policies that ask: a ring per layer, filled in Attend over prefill chunks.
+struct QueryWindow {
+  int rows = 0;               // w; 0 if the policy does not ask
+  int num_prompt = 0;         // prompt rows committed so far
+  std::vector<float> values;  // [layers, w, H, D]; the row of position p lies at p % w
+};
+
+struct Sequence {
+  int32_t id = -1;
+  const Policy* policy = nullptr;
+  int num_tokens = 0;
+  std::vector<KvList> lists;  // [layers, G]
+  QueryWindow window;
+  bool in_flight = false;        // a reserved batch holds it
+  bool may_share = false;        // was forked once: reference counts must be looked at before a write
+  bool prefill_pending = false;  // AfterPrefill is due, or found no room and is asked again
+  int64_t device_bytes = 0;
+  int64_t peak_device_bytes = 0;
+  int64_t prompt_device_bytes = 0;  // when AfterPrefill had run
+  int prompt_tokens = 0;            // at that moment
+  int64_t entries_dropped = 0;      // by the policy
+};
+
+}  // namespace loupe

@@ -1,0 +1,92 @@
+// A reserved step: which rows go where, which pages were taken for it, and the tensors that the ops read. Built in one
+// pass by KvCache::Reserve and given to the device as flat arrays; nothing in it is read back in mid-step. Its buffers
+// grow to the largest step seen and stay, so a step allocates nothing after warm-up. Internal to kvcache/.
+//
+// Arrays per layer lie one after the other, layer 0 first. On a device with memory of its own the filled part is one
+// upload a step; here the device buffers are written directly.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kvcache/block_table.h"
+#include "kvcache/kv_cache.h"
+#include "kvcache/page_pool.h"
+
+namespace loupe {
+
+// Device memory that only grows.
+class GrowingBuffer {
+ public:
+  // Contents are kept. The backend's RESOURCE_EXHAUSTED is passed on.
+  absl::Status Ensure(Backend& backend, int64_t bytes);
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  int64_t bytes() const { return buffer_ ? buffer_->bytes() : 0; }
+
+ private:
+  std::unique_ptr<DeviceBuffer> buffer_;
+  void* data_ = nullptr;
+};
+
+// The rows of one item: `num_prompt` from prompt_begin on, then `num_decode` from decode_begin on.
+struct StepItem {
+  Sequence* sequence = nullptr;
+  int num_prompt = 0;
+  int num_decode = 0;
+  int prompt_begin = 0;
+  int decode_begin = 0;
+  bool ends_prefill = false;
+
+  int rows() const { return num_prompt + num_decode; }
+};
+
+// What changes in a list's table at Commit, beyond the counts.
+struct ListDelta {
+  int item = 0;
+  int list = 0;        // layer * G + kv head
+  int first_new = 0;   // index in the list's table of the first new page
+  int new_begin = 0;   // into State::new_pages
+  int new_count = 0;
+  int num_copied = 0;  // entries taken over from the replaced open page
+  bool replaces = false;
+};
+
+struct KvBatch::State {
+  std::vector<StepItem> items;
+  std::vector<ListDelta> deltas;
+  std::vector<PageRef> new_pages;  // counts as after the step
+  std::optional<Reservation> reservation;
+  std::vector<EntryCopy> copies;
+  std::vector<int64_t> copy_begin;  // [layers + 1]
+  std::vector<int64_t> page_begin;  // [layers + 1]
+  std::vector<uint8_t> appended;    // [layers]
+  std::vector<Tensor> extra_pages;  // [layers], undefined if not set
+  std::vector<Tensor> extra_counts;
+  int num_rows = 0;
+  int prompt_rows = 0;
+  bool wants_mass = false;
+  bool wants_probability = false;
+  bool wants_queries = false;
+  bool in_flight = false;
+
+  GrowingBuffer row_buffer;   // everything that is sized by rows and lists
+  GrowingBuffer page_buffer;  // PageRefs of all layers
+  GrowingBuffer mass_buffer;
+  GrowingBuffer probability_buffer;
+  int32_t* positions = nullptr;      // [T]
+  int32_t* row_sequence = nullptr;   // [T]
+  int32_t* list_begin = nullptr;     // [layers, B * G + 1]
+  int32_t* visible_begin = nullptr;  // [layers, T, G]
+  int32_t* visible_end = nullptr;    // [layers, T, G]
+  PageRef* slots = nullptr;          // [layers, T, G]
+
+  // Forgets the step, keeps the memory.
+  void Clear();
+};
+
+}  // namespace loupe

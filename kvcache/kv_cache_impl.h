@@ -1,0 +1,103 @@
+// The inside of KvCache, shared by the files that implement it: kv_cache.cpp (sequences), kv_reserve.cpp (building a
+// step), kv_step.cpp (ops, commit), kv_repack.cpp (policies and the repack operator), kv_report.cpp (numbers, audit).
+// Internal to kvcache/. Step thread only.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kvcache/arena.h"
+#include "kvcache/block_table.h"
+#include "kvcache/kv_batch.h"
+#include "kvcache/kv_cache.h"
+#include "kvcache/page_pool.h"
+
+namespace loupe {
+
+// New tokens land in pages of this class, a list's tail in its small variant where 16 entries are enough.
+inline constexpr PageClass kLandingClass{};
+
+struct KvCache::Impl {
+  Impl(const KvConfig& config, const KvShape& shape, Backend& backend, std::unique_ptr<SlabArena> arena);
+
+  // kv_cache.cpp
+  absl::Status LoadSinks();
+  Sequence& Get(SeqId seq) const;
+  absl::StatusOr<SeqId> Open(const Policy& policy);
+  absl::StatusOr<SeqId> Fork(SeqId parent);
+  void Close(SeqId seq);
+  // Gives one reference back and keeps the ledger; `ref.count` is the page's number of entries.
+  void ReleasePage(Sequence& sequence, const PageRef& ref);
+
+  // kv_reserve.cpp
+  absl::Status Reserve(std::span<const KvStepItem> items, KvBatch* batch);
+  absl::Status LayOutRows(std::span<const KvStepItem> items, KvBatch::State* state);
+  absl::Status PrepareBuffers(KvBatch::State* state);
+  absl::Status PlanLists(KvBatch::State* state, bool small_tails);
+  absl::Status PlanList(KvBatch::State* state, int item, int list, bool small_tails);
+  void FillRows(KvBatch::State* state, int item, int list, const PageRef* pages);
+  absl::Status PrepareSignals(KvBatch::State* state);
+
+  // kv_step.cpp
+  void Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream);
+  void Attend(KvBatch::State* state, int layer, const Tensor& q, const Tensor& out, Stream& stream);
+  void CaptureQueries(const KvBatch::State& state, int layer, const Tensor& q);
+  void Commit(KvBatch::State* state, Stream& stream);
+  void ApplyDelta(const KvBatch::State& state, const ListDelta& delta);
+  void Abandon(KvBatch::State* state);
+  void FreeExpired(Sequence& sequence);
+
+  // kv_repack.cpp
+  void RunPolicy(const KvBatch::State& state, int item, Stream& stream);
+  void BuildViews(const KvBatch::State& state, int item, bool after_prefill);
+  absl::Status Repack(Sequence& sequence, std::span<const ListAction> actions, Stream& stream);
+  absl::Status ValidateActions(const Sequence& sequence, std::span<const ListAction> actions);
+  bool PlanRepack(const Sequence& sequence, std::span<const ListAction> actions, Reservation* reservation, bool small_tails);
+
+  // kv_report.cpp
+  KvSequenceReport Report(const Sequence& sequence) const;
+  KvStats Stats() const;
+  void Audit() const;
+  void AuditList(const Sequence& sequence, int list, std::unordered_map<uint32_t, std::pair<int, int>>* owners) const;
+  std::string Dump() const;
+
+  int num_lists() const { return shape.num_layers * shape.num_kv_heads; }
+  int heads_per_group() const { return shape.num_heads / shape.num_kv_heads; }
+  int window(int layer) const { return shape.windows.empty() ? 0 : shape.windows[static_cast<size_t>(layer)]; }
+  int64_t dense_entry_bytes() const { return int64_t{4} * shape.head_dim; }  // key and value, 2 bytes an element
+
+  // What a planned repack does to one list.
+  struct RepackedList {
+    int list = 0;
+    int num_reused = 0;              // leading pages that stay as they are
+    std::vector<PageRef> new_pages;  // counts included
+    std::vector<int32_t> positions;
+  };
+
+  KvConfig config;
+  KvShape shape;
+  Backend& backend;
+  std::unique_ptr<SlabArena> arena;
+  PagePool pool;
+  std::unique_ptr<DeviceBuffer> sinks;  // [layers, H] f32, or null
+  std::unordered_map<int32_t, std::unique_ptr<Sequence>> sequences;
+  std::vector<const KvBatch::State*> in_flight;
+  int32_t next_id = 0;
+  int64_t resident_entries = 0;
+  int64_t reserve_failures = 0;
+  int64_t entries_dropped = 0;
+  int64_t entries_expired = 0;
+
+  // Scratch of policies and repacks, reused.
+  std::vector<ListView> views;
+  std::vector<ListAction> actions;
+  std::vector<int32_t> counting;                 // 0, 1, 2, ...: the positions of all lists that nobody has thinned
+  std::vector<std::vector<int32_t>> flattened;   // [lists] positions of lists that a policy has thinned
+  std::vector<float> gathered_queries;
+  std::vector<RepackedList> repacked;
+  std::vector<EntryCopy> copies;
+};
+
+}  // namespace loupe

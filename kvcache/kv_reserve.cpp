@@ -1,0 +1,248 @@
+// Building a step: everything that can fail happens here, before anything changes. One pass over the lists takes the
+// pages and writes the flat arrays; a failed pass gives its pages back and leaves the very same state.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "kernels/check.h"
+#include "kvcache/kv_cache_impl.h"
+
+namespace loupe {
+
+absl::Status GrowingBuffer::Ensure(Backend& backend, int64_t bytes) {
+  if (bytes <= this->bytes()) return absl::OkStatus();
+  auto grown = backend.Allocate(std::max(bytes, 2 * this->bytes()));
+  if (!grown.ok()) return grown.status();
+  if (buffer_) std::memcpy((*grown)->data(), data_, static_cast<size_t>(buffer_->bytes()));
+  buffer_ = *std::move(grown);
+  data_ = buffer_->data();
+  return absl::OkStatus();
+}
+
+void KvBatch::State::Clear() {
+  for (const StepItem& item : items) item.sequence->in_flight = false;
+  items.clear();
+  deltas.clear();
+  new_pages.clear();
+  copies.clear();
+  copy_begin.clear();
+  page_begin.clear();
+  appended.clear();
+  extra_pages.clear();
+  extra_counts.clear();
+  num_rows = prompt_rows = 0;
+  wants_mass = wants_probability = wants_queries = in_flight = false;
+}
+
+absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBatch* batch) {
+  KvBatch::State* state = batch->state_.get();
+  LOUPE_CHECK(!state->in_flight) << "the batch is still reserved; commit or abandon it first";
+  pool.DrainRetired();
+  state->Clear();
+  if (!state->reservation) state->reservation.emplace(&pool);
+
+  absl::Status status = LayOutRows(step_items, state);
+  if (status.ok()) status = PrepareBuffers(state);
+  if (status.ok()) {
+    status = PlanLists(state, /*small_tails=*/true);
+    // A small tail may cost a slab of its own. Large pages throughout never need more slabs than BytesForTokens says.
+    if (state->reservation->failed()) status = PlanLists(state, /*small_tails=*/false);
+  }
+  if (status.ok()) status = PrepareSignals(state);
+  if (!status.ok()) {
+    state->reservation->GiveBack();
+    state->Clear();
+    batch->num_rows = batch->prompt_rows = 0;
+    batch->positions = {};
+    if (absl::IsResourceExhausted(status)) ++reserve_failures;
+    return status;
+  }
+  state->in_flight = true;
+  in_flight.push_back(state);
+  batch->num_rows = state->num_rows;
+  batch->prompt_rows = state->prompt_rows;
+  batch->positions = MakeTensor(state->positions, DType::kI32, state->num_rows);
+  return absl::OkStatus();
+}
+
+// Rows are ordered by phase, then by item.
+absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, KvBatch::State* state) {
+  for (const KvStepItem& item : step_items) {
+    Sequence& sequence = Get(item.seq);
+    LOUPE_CHECK(!sequence.in_flight) << "sequence " << item.seq.value << " is already part of a reserved step";
+    if (item.num_prompt_rows < 0 || item.num_decode_rows < 0 || item.num_prompt_rows + item.num_decode_rows == 0) {
+      return absl::InvalidArgumentError(absl::StrFormat("a step item has %d prompt and %d decode rows; give it one at least",
+                                                        item.num_prompt_rows, item.num_decode_rows));
+    }
+    const Signals signals = sequence.policy->signals();
+    const bool wants_rows = signals.page_mass || signals.entry_probability;
+    if (wants_rows && item.num_decode_rows > 1) {
+      return absl::InvalidArgumentError(absl::StrFormat("policy %s looks at the attention of each decode row, the step has %d of "
+                                                        "one sequence; give them in steps of one",
+                                                        std::string(sequence.policy->name()), item.num_decode_rows));
+    }
+    if (wants_rows && item.num_decode_rows > 0) {
+      state->wants_mass |= signals.page_mass;
+      state->wants_probability |= signals.entry_probability;
+    }
+    state->wants_queries |= sequence.window.rows > 0 && item.num_prompt_rows > 0;
+    sequence.in_flight = true;
+    state->items.push_back({&sequence, item.num_prompt_rows, item.num_decode_rows, 0, 0, item.ends_prefill});
+  }
+  int64_t row = 0;
+  for (StepItem& item : state->items) item.prompt_begin = static_cast<int>(row), row += item.num_prompt;
+  state->prompt_rows = static_cast<int>(row);
+  for (StepItem& item : state->items) item.decode_begin = static_cast<int>(row), row += item.num_decode;
+  if (row > config.max_step_rows) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the step has %d rows, the cache was made for %d; plan smaller steps", row, config.max_step_rows));
+  }
+  state->num_rows = static_cast<int>(row);
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::PrepareBuffers(KvBatch::State* state) {
+  const int64_t layers = shape.num_layers, groups = shape.num_kv_heads;
+  const int64_t rows = state->num_rows, lists = static_cast<int64_t>(state->items.size()) * groups;
+  const int64_t per_row = layers * rows * groups;
+  const int64_t integers = 2 * rows + layers * (lists + 1) + 2 * per_row;
+  const int64_t slot_offset = (integers * 4 + 7) / 8 * 8;
+  const absl::Status status = state->row_buffer.Ensure(backend, slot_offset + per_row * static_cast<int64_t>(sizeof(PageRef)));
+  if (!status.ok()) return status;
+  state->positions = state->row_buffer.as<int32_t>();
+  state->row_sequence = state->positions + rows;
+  state->list_begin = state->row_sequence + rows;
+  state->visible_begin = state->list_begin + layers * (lists + 1);
+  state->visible_end = state->visible_begin + per_row;
+  state->slots = reinterpret_cast<PageRef*>(state->row_buffer.as<char>() + slot_offset);
+  for (size_t i = 0; i < state->items.size(); ++i) {
+    const StepItem& item = state->items[i];
+    for (int r = 0; r < item.rows(); ++r) {
+      const int row = r < item.num_prompt ? item.prompt_begin + r : item.decode_begin + r - item.num_prompt;
+      state->positions[row] = item.sequence->num_tokens + r;
+      state->row_sequence[row] = static_cast<int32_t>(i);
+    }
+  }
+  const size_t num_layers = static_cast<size_t>(layers);
+  state->appended.assign(num_layers, 0);
+  state->extra_pages.assign(num_layers, Tensor{});
+  state->extra_counts.assign(num_layers, Tensor{});
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Impl::PlanLists(KvBatch::State* state, bool small_tails) {
+  state->reservation->GiveBack();
+  state->deltas.clear();
+  state->new_pages.clear();
+  state->copies.clear();
+  state->page_begin.assign(1, 0);
+  state->copy_begin.assign(1, 0);
+  const int groups = shape.num_kv_heads;
+  const int num_items = static_cast<int>(state->items.size());
+  int32_t* list_begin = state->list_begin;
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    const int64_t layer_begin = state->page_begin.back();
+    state->page_begin.push_back(layer_begin);
+    *list_begin++ = 0;
+    for (int item = 0; item < num_items; ++item) {
+      for (int g = 0; g < groups; ++g) {
+        const absl::Status status = PlanList(state, item, layer * groups + g, small_tails);
+        if (!status.ok()) return status;
+        *list_begin++ = static_cast<int32_t>(state->page_begin.back() - layer_begin);
+      }
+    }
+    state->copy_begin.push_back(static_cast<int64_t>(state->copies.size()));
+  }
+  if (!state->reservation->failed()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "the step of %d rows needs %d bytes of new KV pages; %d of %d bytes are free for pages", state->num_rows,
+      state->reservation->bytes_asked(), pool.BytesFree(kLandingClass) + state->reservation->bytes_taken(), arena->bytes()));
+}
+
+// Writes the list's table as it will be after the step, taking the pages that are missing.
+absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int list_index, bool small_tails) {
+  const StepItem& item = state->items[static_cast<size_t>(item_index)];
+  const KvList& list = item.sequence->lists[static_cast<size_t>(list_index)];
+  const int entries = list.entries();
+  const int total = entries + item.rows();
+  const int open = entries % kPageEntries;  // entries of the page that is still open
+  const int old_pages = static_cast<int>(list.pages.size());
+  const int pages = (total + kPageEntries - 1) / kPageEntries;
+
+  const int64_t begin = state->page_begin.back();
+  const int64_t needed = (begin + pages) * static_cast<int64_t>(sizeof(PageRef));
+  if (needed > state->page_buffer.bytes()) {
+    const absl::Status status = state->page_buffer.Ensure(backend, needed);
+    if (!status.ok()) return status;
+  }
+  PageRef* table = state->page_buffer.as<PageRef>() + begin;
+  state->page_begin.back() = begin + pages;
+
+  bool replaces = false;
+  if (open > 0) {
+    const PageRef& last = list.pages.back();
+    replaces = (last.small && open + item.rows() > kSmallPageEntries) ||
+               (item.sequence->may_share && pool.references(last.unit) > 1);
+  }
+  const int first_new = replaces ? old_pages - 1 : old_pages;
+  std::copy_n(list.pages.begin(), first_new, table);
+  if (first_new < pages) {
+    const int new_begin = static_cast<int>(state->new_pages.size());
+    for (int page = first_new; page < pages; ++page) {
+      const int count = std::min(total - page * kPageEntries, kPageEntries);
+      PageClass c = kLandingClass;
+      if (replaces && page == first_new) c = list.pages.back().page_class();
+      c.small = small_tails && count <= kSmallPageEntries;
+      table[page] = MakePageRef(state->reservation->Take(c).value_or(0), count, c);
+      state->new_pages.push_back(table[page]);
+    }
+    const int copied = replaces ? open : 0;
+    for (int slot = 0; slot < copied; ++slot) {
+      EntryCopy copy{list.pages.back(), table[first_new]};
+      copy.from.count = copy.to.count = static_cast<uint16_t>(slot);
+      state->copies.push_back(copy);
+    }
+    if (first_new > 0) table[first_new - 1].count = kPageEntries;
+    state->deltas.push_back({item_index, list_index, first_new, new_begin, pages - first_new, copied, replaces});
+  }
+  table[pages - 1].count = static_cast<uint16_t>(total - (pages - 1) * kPageEntries);
+  FillRows(state, item_index, list_index, table);
+  return absl::OkStatus();
+}
+
+// Where each row of the item writes, and what it sees, in one list.
+void KvCache::Impl::FillRows(KvBatch::State* state, int item_index, int list_index, const PageRef* pages) {
+  const StepItem& item = state->items[static_cast<size_t>(item_index)];
+  const Sequence& sequence = *item.sequence;
+  const PositionPlane& positions = sequence.lists[static_cast<size_t>(list_index)].positions;
+  const int groups = shape.num_kv_heads;
+  const int layer = list_index / groups;
+  const int layer_window = window(layer);
+  const int entries = positions.size();
+  const int rows = item.rows();
+  for (int r = 0; r < rows; ++r) {
+    const int64_t row = r < item.num_prompt ? item.prompt_begin + r : item.decode_begin + r - item.num_prompt;
+    const int64_t at = (int64_t{layer} * state->num_rows + row) * groups + list_index % groups;
+    const int entry = entries + r;
+    PageRef slot = pages[entry / kPageEntries];
+    slot.count = static_cast<uint16_t>(entry % kPageEntries);
+    state->slots[at] = slot;
+    int32_t begin = 0;
+    if (layer_window > 0) {
+      const int32_t oldest = sequence.num_tokens + r - layer_window + 1;
+      begin = oldest > sequence.num_tokens ? entries + oldest - sequence.num_tokens : positions.LowerBound(oldest);
+    }
+    state->visible_begin[at] = begin;
+    state->visible_end[at] = entry + 1;
+  }
+}
+
+absl::Status KvCache::Impl::PrepareSignals(KvBatch::State* state) {
+  const int64_t values = state->page_begin.back() * heads_per_group();
+  absl::Status status;
+  if (state->wants_mass) status = state->mass_buffer.Ensure(backend, values * 4);
+  if (status.ok() && state->wants_probability) status = state->probability_buffer.Ensure(backend, values * kPageEntries * 4);
+  return status;
+}
+
+}  // namespace loupe

@@ -1,0 +1,166 @@
+// Running a reserved step: the two ops, and the end of it. Nothing here can fail.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/check.h"
+#include "kvcache/kv_cache_impl.h"
+
+namespace loupe {
+
+void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream) {
+  LOUPE_CHECK(state->in_flight && layer >= 0 && layer < shape.num_layers) << "append to layer " << layer;
+  const size_t at = static_cast<size_t>(layer);
+  LOUPE_CHECK(!state->appended[at]) << "layer " << layer << " was appended in this step already";
+  LOUPE_CHECK(k.rows() == state->num_rows && v.rows() == state->num_rows)
+      << k.rows() << " keys and " << v.rows() << " values for " << state->num_rows << " rows";
+  state->appended[at] = 1;
+  // Open pages that moved (a small one grew, a shared one is written) take their entries along first.
+  CopyEntriesArgs copy;
+  copy.copies = state->copies.data() + state->copy_begin[at];
+  copy.num_copies = state->copy_begin[at + 1] - state->copy_begin[at];
+  copy.head_dim = shape.head_dim;
+  copy.arena = arena->data();
+  if (copy.num_copies > 0) backend.CopyEntries(copy, stream);
+
+  AppendKvArgs args;
+  args.k = k;
+  args.v = v;
+  PageRef* slots = state->slots + int64_t{layer} * state->num_rows * shape.num_kv_heads;
+  args.slots = MakeTensor(slots, DType::kBytes, state->num_rows, shape.num_kv_heads);
+  args.arena = arena->data();
+  backend.AppendKv(args, stream);
+}
+
+void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, const Tensor& out, Stream& stream) {
+  LOUPE_CHECK(state->in_flight && layer >= 0 && layer < shape.num_layers) << "attend in layer " << layer;
+  const size_t at = static_cast<size_t>(layer);
+  LOUPE_CHECK(state->appended[at]) << "layer " << layer << " attends before its rows were appended";
+  LOUPE_CHECK(q.rows() == state->num_rows && out.rows() == state->num_rows) << q.rows() << " queries for " << state->num_rows << " rows";
+  const int64_t groups = shape.num_kv_heads, heads = heads_per_group();
+  const int64_t lists = static_cast<int64_t>(state->items.size()) * groups;
+  const int64_t first_page = state->page_begin[at], pages = state->page_begin[at + 1] - first_page;
+  const int64_t first_row = int64_t{layer} * state->num_rows * groups;
+
+  AttendArgs args;
+  args.q = q;
+  args.row_sequence = MakeTensor(state->row_sequence, DType::kI32, state->num_rows);
+  args.pages = MakeTensor(state->page_buffer.as<PageRef>() + first_page, DType::kBytes, pages);
+  args.list_begin = MakeTensor(state->list_begin + layer * (lists + 1), DType::kI32, lists + 1);
+  args.visible_begin = MakeTensor(state->visible_begin + first_row, DType::kI32, state->num_rows, groups);
+  args.visible_end = MakeTensor(state->visible_end + first_row, DType::kI32, state->num_rows, groups);
+  args.extra_pages = state->extra_pages[at];
+  args.extra_counts = state->extra_counts[at];
+  args.arena = arena->data();
+  args.scale = shape.scale;
+  if (sinks) args.sinks = MakeTensor(static_cast<float*>(sinks->data()) + int64_t{layer} * shape.num_heads, DType::kF32, shape.num_heads);
+  args.prompt_rows = state->prompt_rows;
+  args.out = out;
+  if (state->wants_mass) {
+    args.page_mass = MakeTensor(state->mass_buffer.as<float>() + first_page * heads, DType::kF32, pages, heads);
+  }
+  if (state->wants_probability) {
+    float* probabilities = state->probability_buffer.as<float>() + first_page * kPageEntries * heads;
+    args.entry_probability = MakeTensor(probabilities, DType::kF32, pages, kPageEntries, heads);
+  }
+  backend.Attend(args, stream);
+  if (state->wants_queries) {
+    // The rows are read here, so an asynchronous stream has to have come this far; only policies that ask pay for it.
+    stream.Synchronize();
+    CaptureQueries(*state, layer, q);
+  }
+}
+
+void KvCache::Impl::CaptureQueries(const KvBatch::State& state, int layer, const Tensor& q) {
+  const size_t row_values = static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim);
+  for (const StepItem& item : state.items) {
+    QueryWindow& window = item.sequence->window;
+    if (window.rows == 0) continue;
+    for (int r = std::max(0, item.num_prompt - window.rows); r < item.num_prompt; ++r) {
+      const int slot = (item.sequence->num_tokens + r) % window.rows;
+      const size_t to = (static_cast<size_t>(layer) * static_cast<size_t>(window.rows) + static_cast<size_t>(slot)) * row_values;
+      std::memcpy(window.values.data() + to, q.row<float>(item.prompt_begin + r), row_values * sizeof(float));
+    }
+  }
+}
+
+void KvCache::Impl::ApplyDelta(const KvBatch::State& state, const ListDelta& delta) {
+  Sequence& sequence = *state.items[static_cast<size_t>(delta.item)].sequence;
+  KvList& list = sequence.lists[static_cast<size_t>(delta.list)];
+  if (delta.replaces) {
+    ReleasePage(sequence, list.pages.back());
+    list.pages.pop_back();
+    resident_entries += delta.num_copied;
+  }
+  LOUPE_CHECK_EQ(static_cast<int>(list.pages.size()), delta.first_new) << "pages of a list that changed under a step";
+  if (delta.first_new > 0) list.pages.back().count = kPageEntries;
+  const PageRef* pages = state.new_pages.data() + delta.new_begin;
+  list.pages.insert(list.pages.end(), pages, pages + delta.new_count);
+}
+
+void KvCache::Impl::Commit(KvBatch::State* state, Stream& stream) {
+  LOUPE_CHECK(state->in_flight) << "commit of a batch that is not reserved";
+  for (size_t layer = 0; layer < state->appended.size(); ++layer) {
+    LOUPE_CHECK(state->appended[layer]) << "layer " << layer << " was never appended";
+  }
+  for (const ListDelta& delta : state->deltas) {
+    Sequence& sequence = *state->items[static_cast<size_t>(delta.item)].sequence;
+    for (int i = 0; i < delta.new_count; ++i) {
+      sequence.device_bytes += pool.PageBytes(state->new_pages[static_cast<size_t>(delta.new_begin + i)].page_class());
+    }
+  }
+  // Old and new pages of the step were held together: the peak is before the replaced ones go.
+  for (const StepItem& item : state->items) {
+    item.sequence->peak_device_bytes = std::max(item.sequence->peak_device_bytes, item.sequence->device_bytes);
+  }
+  for (const ListDelta& delta : state->deltas) ApplyDelta(*state, delta);
+  state->reservation->Keep();
+
+  for (const StepItem& item : state->items) {
+    Sequence& sequence = *item.sequence;
+    for (KvList& list : sequence.lists) {
+      list.positions.Append(sequence.num_tokens, item.rows());
+      list.pages.back().count = static_cast<uint16_t>(list.entries() - (static_cast<int>(list.pages.size()) - 1) * kPageEntries);
+    }
+    resident_entries += int64_t{item.rows()} * num_lists();
+    sequence.num_tokens += item.rows();
+    sequence.window.num_prompt += item.num_prompt;
+  }
+  // Policies first: the step's masses are numbered by the table that attention has read.
+  for (size_t item = 0; item < state->items.size(); ++item) {
+    RunPolicy(*state, static_cast<int>(item), stream);
+    FreeExpired(*state->items[item].sequence);
+  }
+  std::erase(in_flight, state);
+  state->Clear();
+}
+
+void KvCache::Impl::Abandon(KvBatch::State* state) {
+  LOUPE_CHECK(state->in_flight) << "abandon of a batch that is not reserved";
+  const bool touched = std::find(state->appended.begin(), state->appended.end(), 1) != state->appended.end();
+  if (touched) {
+    // Ops of the step may be on a stream still, so its pages retire like all others that were in use.
+    for (uint32_t unit : state->reservation->units()) pool.Release(unit);
+    state->reservation->Keep();
+  } else {
+    state->reservation->GiveBack();
+  }
+  std::erase(in_flight, state);
+  state->Clear();
+}
+
+// Leading pages of a windowed list whose entries no later row sees.
+void KvCache::Impl::FreeExpired(Sequence& sequence) {
+  for (int i = 0; i < num_lists(); ++i) {
+    const int layer_window = window(i / shape.num_kv_heads);
+    if (layer_window == 0) continue;
+    KvList& list = sequence.lists[static_cast<size_t>(i)];
+    const int expired_pages = list.positions.LowerBound(sequence.num_tokens - layer_window + 1) / kPageEntries;
+    if (expired_pages == 0) continue;
+    for (int page = 0; page < expired_pages; ++page) ReleasePage(sequence, list.pages[static_cast<size_t>(page)]);
+    list.pages.erase(list.pages.begin(), list.pages.begin() + expired_pages);
+    list.positions.DropFront(expired_pages * kPageEntries);
+    entries_expired += int64_t{expired_pages} * kPageEntries;
+  }
+}
+
+}  // namespace loupe
