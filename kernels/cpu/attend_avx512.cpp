@@ -34,7 +34,7 @@ struct Vector {
     h = _mm256_max_ps(_mm256_set1_ps(-65504.f), h);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(y), _mm256_cvtps_ph(h, _MM_FROUND_TO_NEAREST_INT));
   }
-  static void Prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+  static void Prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
   static Vector Add(Vector x, Vector y) { return {_mm512_add_ps(x.v, y.v)}; }
   static Vector Sub(Vector x, Vector y) { return {_mm512_sub_ps(x.v, y.v)}; }
   static Vector Mul(Vector x, Vector y) { return {_mm512_mul_ps(x.v, y.v)}; }

@@ -78,7 +78,7 @@ struct Vector {
   static void StoreEightHalfs(const float* x, uint16_t* y) {
     for (int i = 0; i < 8; ++i) y[i] = FloatToHalf(x[i]);
   }
-  static void Prefetch(const uint8_t* p) { __builtin_prefetch(p); }
+  static void Prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
   static Vector Add(Vector a, const Vector& b) {
     for (int i = 0; i < 4; ++i) a.q[i] += b.q[i];
     return a;

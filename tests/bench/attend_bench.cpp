@@ -1,4 +1,4 @@
-// Times attention alone: `attend_bench [threads]`. Decode prints the bytes of the visible pages over the time, beside
+// Times attention alone: `attend_bench [threads] [instruction set]`. Decode prints the bytes of the visible pages over the time, beside
 // what a plain read of memory reaches in the same run; prefill prints flops over the time. Inputs are random, and many
 // layers' worth of pages are rotated, so that decode reads memory and not the cache.
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -45,10 +46,10 @@ Pages MakePages(Backend& backend, int entries, int copies) {
     std::exit(1);
   }
   pages.arena = std::move(*arena);
-  auto* at = static_cast<uint16_t*>(pages.arena->data());
-  std::mt19937 random(1);
-  for (int64_t i = 0; i < pages.arena->bytes() / 2; ++i) {  // halfs of magnitude 1 to 2
-    at[i] = static_cast<uint16_t>(0x3c00 | (random() & 0x83ff));
+  auto* at = static_cast<uint64_t*>(pages.arena->data());
+  std::mt19937_64 random(1);
+  for (int64_t i = 0, n = pages.arena->bytes() / 8; i < n; ++i) {  // halfs of magnitude 1 to 2
+    at[i] = 0x3c003c003c003c00u | (random() & 0x83ff83ff83ff83ffu);
   }
   uint32_t unit = 0;
   for (int copy = 0; copy < copies; ++copy) {
@@ -102,7 +103,7 @@ double ReadBandwidth(const DeviceBuffer& buffer, ThreadPool& pool) {
   return static_cast<double>(buffer.bytes()) / seconds * 1e-9;
 }
 
-void Run(int threads) {
+void Run(int threads, const std::string& only) {
   BackendOptions options;
   options.num_threads = threads;
   auto backend = MakeBackend(options);
@@ -112,7 +113,7 @@ void Run(int threads) {
   }
   ThreadPool pool(threads);
   for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
-    if (isa > DetectIsa()) continue;
+    if (isa > DetectIsa() || (!only.empty() && only != IsaName(isa))) continue;
     const CpuContext context{pool, isa, false};
     std::printf("%s, %d threads, %d query and %d kv heads of %d\n", IsaName(isa), threads, kHeads, kGroups, kDim);
     for (const int entries : {512, 2048, 8000}) {
@@ -140,9 +141,9 @@ void Run(int threads) {
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
   if (threads < 1 || threads > 512) {
-    std::fprintf(stderr, "error: %s threads; usage: attend_bench [threads, 1 to 512]\n", argv[1]);
+    std::fprintf(stderr, "error: %s threads; usage: attend_bench [threads, 1 to 512] [avx512 | avx2 | portable]\n", argv[1]);
     return 2;
   }
-  loupe::Run(threads);
+  loupe::Run(threads, argc > 2 ? argv[2] : "");
   return 0;
 }
