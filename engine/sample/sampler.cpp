@@ -14,8 +14,9 @@ using Candidate = SamplerScratch::Candidate;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kGreedyBelow = 1e-5f;  // temperatures below it cannot be told from 0
-constexpr int kLanes = 16;
-constexpr int kBlock = 256;
+// Long enough that compilers leave the inner loops alone and make vector code of them, whatever the vector length.
+constexpr int kLanes = 64;
+constexpr int kBlock = 1024;
 
 uint64_t Mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood 2014)
   x ^= x >> 30;
@@ -50,7 +51,8 @@ float MaxOf(std::span<const float> x) {
   std::fill_n(lanes, kLanes, kMinusInfinity);
   size_t i = 0;
   for (; i + kLanes <= x.size(); i += kLanes) {
-    for (size_t j = 0; j < kLanes; ++j) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+    const float* values = x.data() + i;
+    for (size_t j = 0; j < kLanes; ++j) lanes[j] = values[j] > lanes[j] ? values[j] : lanes[j];
   }
   float best = kMinusInfinity;
   for (const float lane : lanes) best = std::max(best, lane);
@@ -77,7 +79,10 @@ struct Weighting {
   float inverse_t;  // 1 / temperature
   float threshold;  // logits below it have weight 0
 
-  float operator()(float logit) const { return logit >= threshold ? ExpOfNegative((logit - best) * inverse_t) : 0.0f; }
+  float operator()(float logit) const {
+    const float value = ExpOfNegative((logit - best) * inverse_t);
+    return logit >= threshold ? value : 0.0f;
+  }
 };
 
 // Sums of weights over blocks of kBlock ids, and the total. The order of additions is fixed.
@@ -89,7 +94,8 @@ double SumWeights(std::span<const float> logits, const Weighting& weight, std::v
     float lanes[kLanes] = {};
     size_t i = 0;
     for (; i + kLanes <= block.size(); i += kLanes) {
-      for (size_t j = 0; j < kLanes; ++j) lanes[j] += weight(block[i + j]);
+      const float* x = block.data() + i;
+      for (size_t j = 0; j < kLanes; ++j) lanes[j] += weight(x[j]);
     }
     for (; i < block.size(); ++i) lanes[i % kLanes] += weight(block[i]);
     double sum = 0;
