@@ -159,20 +159,19 @@ void Bf16Values(const PromptState<Vector>& w, const uint16_t* p, const uint16_t*
 
 // H queries from `query` on against a page.
 template <int H>
-void Bf16Group(const PromptTile& t, const PromptState<Vector>& w, const Bf16Page& source, int query) {
+void Bf16Group(const PromptState<Vector>& w, const Bf16Page& source, int query) {
   alignas(64) float s[H * 64];
   alignas(64) uint16_t p[H * 64];
   PageView page = source.view;
-  const Bounds<Vector> any = BoundsOfGroup<Vector>(t, page, query, H);
+  const Bounds<Vector> any = BoundsOfGroup<Vector>(w, page, query, H);
   page.count = any.end;
   const uint16_t* q = reinterpret_cast<const uint16_t*>(w.q) + int64_t{query} * w.dim;
   if (page.count > 32) Bf16Scores<H, 4>(w, q, source.keys, s);
   else Bf16Scores<H, 2>(w, q, source.keys, s);
   for (int h = 0; h < H; ++h) {
-    SoftmaxOfPage<Vector>(t, w, page, query + h, s + h * 64);
-    for (int b = 0; b * 16 < page.count; b += 2) {
-      const Vector low = Vector::Load(s + h * 64 + b * 16);
-      const Vector high = b * 16 + 16 < page.count ? Vector::Load(s + h * 64 + b * 16 + 16) : Vector::Zero();
+    SoftmaxOfPage<Vector>(w, page, query + h, s + h * 64);
+    LOUPE_ATTEND_UNROLL for (int b = 0; b < 4; b += 2) {
+      const Vector low = Vector::Load(s + h * 64 + b * 16), high = Vector::Load(s + h * 64 + b * 16 + 16);
       _mm512_store_si512(p + h * 64 + b * 16, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
     }
   }
@@ -199,7 +198,7 @@ void Bf16Queries(const PromptTile& t, const PromptState<Vector>& w) {
 }
 
 void Bf16PromptTile(const PromptTile& t) {
-  using GroupFunction = void (*)(const PromptTile&, const PromptState<Vector>&, const Bf16Page&, int);
+  using GroupFunction = void (*)(const PromptState<Vector>&, const Bf16Page&, int);
   static constexpr GroupFunction kGroups[] = {Bf16Group<1>, Bf16Group<2>, Bf16Group<3>,
                                               Bf16Group<4>, Bf16Group<5>, Bf16Group<6>};
   const PromptState<Vector> w(t);
@@ -209,8 +208,8 @@ void Bf16PromptTile(const PromptTile& t) {
   for (int i = 0; i < t.num_pages; ++i) {
     const Bf16Page page{t.pages[i], keys, values};
     ConvertPage(page.view, w.dim, keys, values);
-    for (int query = 0, n; (n = NextQueries<Vector>(t, page.view, 6, &query)) > 0; query += n) {
-      kGroups[n - 1](t, w, page, query);
+    for (int query = 0, n; (n = NextQueries<Vector>(w, page.view, 6, &query)) > 0; query += n) {
+      kGroups[n - 1](w, page, query);
     }
   }
   FinishPrompt<Vector>(t, w);

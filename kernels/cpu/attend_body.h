@@ -189,68 +189,77 @@ void MergeBody(const Merge& m) {
 template <class V>
 struct PromptState {
   int queries, dim, padded;
-  float *q, *o, *sum, *max;  // [queries, dim], [queries, padded], [queries, 16], [queries]
+  float *q, *o, *sum, *max;      // [queries, dim], [queries, padded], [queries, 16], [queries]
+  int32_t *visible_begin, *visible_end;  // [queries]
 
-  explicit PromptState(const PromptTile& t) : queries(t.rows * t.group.heads), dim(t.group.head_dim), padded(PaddedDim(dim)) {
+  explicit PromptState(const PromptTile& t)
+      : queries(t.rows * t.group.heads), dim(t.group.head_dim), padded(PaddedDim(dim)) {
     o = t.scratch;
     sum = o + int64_t{queries} * padded;
     q = sum + int64_t{queries} * 16;
     max = q + int64_t{queries} * padded;
-    for (int i = 0; i < queries; ++i) {
-      for (int d = 0; d < padded; d += 16) V::Zero().Store(o + int64_t{i} * padded + d);
-      V::Zero().Store(sum + i * 16);
-      max[i] = kNoMaximum;
+    visible_begin = reinterpret_cast<int32_t*>(max + queries);
+    visible_end = visible_begin + queries;
+    for (int row = 0, i = 0; row < t.rows; ++row) {
+      for (int h = 0; h < t.group.heads; ++h, ++i) {
+        for (int d = 0; d < padded; d += 16) V::Zero().Store(o + int64_t{i} * padded + d);
+        V::Zero().Store(sum + i * 16);
+        max[i] = kNoMaximum;
+        visible_begin[i] = t.visible_begin[row * t.visible_stride];
+        visible_end[i] = t.visible_end[row * t.visible_stride];
+      }
     }
   }
+  Bounds<V> BoundsOf(const PageView& page, int query) const {
+    return Bounds<V>(page, visible_begin[query], visible_end[query]);
+  }
   // What follows the state in the scratch, on a 64-byte border.
-  float* rest() const { return max + (queries + 15) / 16 * 16; }
+  float* rest() const { return max + (queries * 3 + 15) / 16 * 16; }
 };
-
-template <class V>
-[[gnu::always_inline]] inline Bounds<V> BoundsOf(const PromptTile& t, const PageView& page, int query) {
-  const int64_t at = query / t.group.heads * t.visible_stride;
-  return Bounds<V>(page, t.visible_begin[at], t.visible_end[at]);
-}
 
 // Up to `limit` queries from `query` on, all of which see the page: moves `query` over those that do not. Returns 0 at
 // the end. Rows that do not see a page are never touched by it, so tiling cannot change a row's result.
 template <class V>
-[[gnu::always_inline]] inline int NextQueries(const PromptTile& t, const PageView& page, int limit, int* query) {
-  const int heads = t.group.heads, queries = t.rows * heads;
-  while (*query < queries && BoundsOf<V>(t, page, *query).empty()) *query += heads - *query % heads;
+[[gnu::always_inline]] inline int NextQueries(const PromptState<V>& w, const PageView& page, int limit, int* query) {
+  while (*query < w.queries && w.BoundsOf(page, *query).empty()) ++*query;
   int n = 0;
-  while (n < limit && *query + n < queries && !BoundsOf<V>(t, page, *query + n).empty()) ++n;
+  while (n < limit && *query + n < w.queries && !w.BoundsOf(page, *query + n).empty()) ++n;
   return n;
 }
 
 // The entries of a page that any of a group of queries sees.
 template <class V>
-[[gnu::always_inline]] inline Bounds<V> BoundsOfGroup(const PromptTile& t, const PageView& page, int query, int n) {
-  Bounds<V> any = BoundsOf<V>(t, page, query);
+[[gnu::always_inline]] inline Bounds<V> BoundsOfGroup(const PromptState<V>& w, const PageView& page, int query, int n) {
+  Bounds<V> any = w.BoundsOf(page, query);
   for (int k = 1; k < n; ++k) {
-    const Bounds<V> one = BoundsOf<V>(t, page, query + k);
+    const Bounds<V> one = w.BoundsOf(page, query + k);
     any.begin = one.begin < any.begin ? one.begin : any.begin;
     any.end = one.end > any.end ? one.end : any.end;
   }
   return any;
 }
 
-// The online softmax: moves the query's maximum, sum and output on to a page whose scores are in s, which become
-// exponentials.
+// The online softmax: moves the query's maximum, sum and output on to a page whose scores are in s[64], which become
+// exponentials, 0 for entries that are out of sight or do not exist.
 template <class V>
-[[gnu::always_inline]] inline void SoftmaxOfPage(const PromptTile& t, const PromptState<V>& w, const PageView& page,
-                                                 int query, float* s) {
-  const float top = FinishScores<V>(page, BoundsOf<V>(t, page, query), s);
+[[gnu::always_inline]] inline void SoftmaxOfPage(const PromptState<V>& w, const PageView& page, int query, float* s) {
+  const Bounds<V> seen = w.BoundsOf(page, query);
+  const int blocks = (page.count + 15) / 16;
+  V x[4];
+  LOUPE_ATTEND_UNROLL for (int b = 0; b < 4; ++b) {
+    x[b] = b < blocks ? V::Load(s + b * 16) : V::Set(kMinusInfinity);
+    if (page.log_weights != nullptr && b < blocks) x[b] = V::Fma(V::Load(page.log_weights + b * 16), V::Set(kLog2E), x[b]);
+  }
+  if (seen.begin > 0 || seen.end < 64) {
+    LOUPE_ATTEND_UNROLL for (int b = 0; b < 4; ++b) x[b] = V::KeepRange(x[b], seen.begin - b * 16, seen.end - b * 16);
+  }
+  const float top = V::Max(V::Max(x[0], x[1]), V::Max(x[2], x[3])).ReduceMax();
   const float before = w.max[query];
   const float now = top > before ? top : before;
   const V now_v = V::Set(now);
-  V add = V::Zero();
-  const int blocks = (page.count + 15) / 16;
-  for (int b = 0; b < blocks; ++b) {
-    const V e = Exp2<V>(V::Sub(V::Load(s + b * 16), now_v));
-    e.Store(s + b * 16);
-    add = V::Add(add, e);
-  }
+  LOUPE_ATTEND_UNROLL for (int b = 0; b < 4; ++b) x[b] = Exp2<V>(V::Sub(x[b], now_v));
+  LOUPE_ATTEND_UNROLL for (int b = 0; b < 4; ++b) x[b].Store(s + b * 16);
+  const V add = V::Add(V::Add(x[0], x[1]), V::Add(x[2], x[3]));
   float* sum = w.sum + query * 16;
   if (now == before) {
     V::Add(V::Load(sum), add).Store(sum);
@@ -296,11 +305,11 @@ void PromptTileBody(const PromptTile& t) {
     PageView page = t.pages[i];
     const PageView& next = t.pages[i + 1 < t.num_pages ? i + 1 : i];
     const int count = page.count;
-    for (int query = 0, n; page.count = count, (n = NextQueries<V>(t, page, V::kPromptHeads, &query)) > 0; query += n) {
-      const Bounds<V> any = BoundsOfGroup<V>(t, page, query, n);
+    for (int query = 0, n; page.count = count, (n = NextQueries<V>(w, page, V::kPromptHeads, &query)) > 0; query += n) {
+      const Bounds<V> any = BoundsOfGroup<V>(w, page, query, n);
       page.count = any.end;
       FindScores<V>(page.key_codec, dim, n)({page, next.keys, dim, w.q + int64_t{query} * dim, dim, s, 64});
-      for (int k = 0; k < n; ++k) SoftmaxOfPage<V>(t, w, page, query + k, s + k * 64);
+      for (int k = 0; k < n; ++k) SoftmaxOfPage<V>(w, page, query + k, s + k * 64);
       FindValues<V>(page.value_codec, dim, n)(
           {page, next.values, dim, s, 64, w.o + int64_t{query} * w.padded, w.padded, any.begin, any.end});
     }

@@ -85,7 +85,7 @@ struct PromptTile {
 inline constexpr int64_t PromptScratchFloats(int rows, int heads, int head_dim) {
   const int64_t queries = int64_t{rows} * heads;
   const int64_t padded = PaddedDim(head_dim);
-  const int64_t per_query = 2 * padded + 16 + 1;     // query, output, sum by lane, maximum
+  const int64_t per_query = 2 * padded + 16 + 3;     // query, output, sum by lane, maximum, bounds
   return queries * per_query + 64 * padded + 4 * 16;  // a page in bf16, alignment
 }
 
