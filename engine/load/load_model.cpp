@@ -97,4 +97,16 @@ absl::StatusOr<LoadedModel> LoadModel(const std::string& path, const EngineConfi
   return model;
 }
 
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path) {
+  absl::StatusOr<std::unique_ptr<MappedFile>> file = OpenModelFile(path);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<Gguf> gguf = Gguf::Parse((*file)->bytes());
+  if (!gguf.ok()) return InFile(path, gguf.status());
+  absl::StatusOr<Vocabulary> vocabulary = ReadVocabulary(*gguf);
+  if (!vocabulary.ok()) return InFile(path, vocabulary.status());
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = MakeTokenizer(*std::move(vocabulary));
+  if (!tokenizer.ok()) return InFile(path, tokenizer.status());
+  return tokenizer;
+}
+
 }  // namespace loupe

@@ -31,4 +31,7 @@ struct LoadedModel {
 absl::StatusOr<LoadedModel> LoadModel(const std::string& path, const EngineConfig& config,
                                       const std::function<void(double)>& progress = {});
 
+// The tokenizer alone, without packing a weight; also of files whose architecture is not supported. Errors as LoadModel's.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& path);
+
 }  // namespace loupe

@@ -14,6 +14,7 @@
 #include "server/commands/command.h"
 #include "server/kv_json.h"
 #include "server/logging.h"
+#include "server/metrics.h"
 #include "server/validate.h"
 
 namespace loupe {
@@ -57,18 +58,6 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Engine& engine, bool has
   return engine.tokenizer().Encode(*text, false, true);
 }
 
-const char* ReasonName(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kToolCalls: return "tool_calls";
-    case FinishReason::kCancelled: return "cancelled";
-    case FinishReason::kDeadline: return "deadline";
-    case FinishReason::kError: return "error";
-  }
-  return "error";
-}
-
 struct Outcome {
   std::string text;
   std::vector<int32_t> ids;
@@ -103,7 +92,7 @@ void PrintOutcome(const Outcome& o, double load_s, bool json) {
   if (json) {
     const Json out = {{"text", o.text},
                       {"token_ids", o.ids},
-                      {"finish_reason", ReasonName(o.finished.reason)},
+                      {"finish_reason", FinishReasonName(o.finished.reason)},
                       {"usage", {{"prompt_tokens", usage.prompt_tokens}, {"completion_tokens", usage.completion_tokens}, {"kv", KvReportToJson(usage.kv)}}},
                       {"timings", {{"load_s", load_s}, {"prefill_s", t.prefill}, {"decode_s", t.decode},
                                    {"prefill_tokens_per_s", prefill_rate}, {"decode_tokens_per_s", decode_rate}}}};
@@ -112,7 +101,7 @@ void PrintOutcome(const Outcome& o, double load_s, bool json) {
   }
   std::printf("\n");
   std::fprintf(stderr, "\n%d + %d tokens, %s | load %.2f s | prompt %.0f tokens/s | generation %.0f tokens/s | cache %s\n",
-               usage.prompt_tokens, usage.completion_tokens, ReasonName(o.finished.reason), load_s, prefill_rate, decode_rate,
+               usage.prompt_tokens, usage.completion_tokens, FinishReasonName(o.finished.reason), load_s, prefill_rate, decode_rate,
                FormatSize(usage.kv.device_bytes).c_str());
 }
 
