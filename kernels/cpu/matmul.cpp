@@ -32,6 +32,7 @@ Path ChoosePath(const MatMulKernels& kernels, WeightType type, bool exact, bool 
   if (type == WeightType::kF32) return Path::kFloat;
   if (exact) return Path::kExpanded;
   if (prompt && kernels.panels && type != WeightType::kF16) return Path::kPanel;
+  if (prompt && kernels.expand_prompts && IsQuantised(type)) return Path::kExpanded;
   if (IsQuantised(type)) return kernels.quantised_tile > 0 ? Path::kQuantised : Path::kExpanded;
   return (type == WeightType::kF16 ? kernels.f16 : kernels.bf16) != nullptr ? Path::kFloat : Path::kExpanded;
 }
@@ -276,8 +277,9 @@ void MatMulCpu(const MatMulArgs& args, CpuContext context) {
   CheckShapes(args);
   LOUPE_CHECK(context.scratch != nullptr) << "MatMul without scratch";
   const int64_t rows = args.x.rows();
-  // Without panels both phases use the same kernels, so one pass over the weights serves both.
-  const bool split = KernelsOf(context.isa).panels && !context.exact;
+  // Where both phases use the same kernels, one pass over the weights serves both.
+  const MatMulKernels& kernels = KernelsOf(context.isa);
+  const bool split = (kernels.panels || kernels.expand_prompts) && !context.exact;
   const int64_t prompt_rows = split ? args.prompt_rows : 0;
   if (prompt_rows > 0) PhaseMatMul(args, context, 0, prompt_rows, true).Run();
   if (prompt_rows < rows) PhaseMatMul(args, context, prompt_rows, rows, false).Run();

@@ -75,6 +75,8 @@ struct MatMulKernels {
   void (*quantise)(const float* x, int64_t cols, ActivationBlock* out, int stride) = nullptr;
   void (*quantised)(WeightType type, const StripCall& call) = nullptr;
 
+  bool expand_prompts = false;  // in the prompt phase, quantised weights are expanded to f32, which is faster with many rows
+
   bool panels = false;  // the prompt phase uses the three below, for quantised and BF16 weights
   void (*round_rows)(const float* x, int64_t cols, uint16_t* out) = nullptr;  // f32 to bf16
   // Columns [begin, end) of a strip (begin a multiple of 64) into one of the four 16-column quarters of a panel.

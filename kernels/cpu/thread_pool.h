@@ -25,7 +25,8 @@ class ThreadPool {
   template <class Job>
   void Run(Job&& job) {
     using Type = std::remove_reference_t<Job>;
-    RunErased([](void* context, int thread) { (*static_cast<Type*>(context))(thread); }, &job);
+    RunErased([](void* context, int thread) { (*static_cast<Type*>(context))(thread); },
+              const_cast<std::remove_const_t<Type>*>(&job));
   }
 
   // Inside a job: all threads wait for each other. Every thread must call it equally often.
