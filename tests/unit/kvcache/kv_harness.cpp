@@ -103,31 +103,52 @@ std::vector<KvHarness::Row> KvHarness::RowsOf(const std::vector<KvStepItem>& ite
   return rows;
 }
 
-std::vector<double> KvHarness::Oracle(SeqId seq, int layer, const float* q, int position, const std::vector<SeqId>& extra) const {
-  const int dim = options_.head_dim, group_heads = options_.heads_per_group;
+std::vector<std::vector<const KvHarness::Entry*>> KvHarness::Seen(SeqId seq, int layer, int position) const {
   const int window = options_.windows.empty() ? 0 : options_.windows[static_cast<size_t>(layer)];
+  std::vector<std::vector<const Entry*>> seen(static_cast<size_t>(options_.groups));
+  for (size_t g = 0; g < seen.size(); ++g) {
+    for (const Entry& e : model_.at(seq.value).lists[static_cast<size_t>(layer * options_.groups) + g]) {
+      if (e.position <= position && (window == 0 || e.position > position - window)) seen[g].push_back(&e);
+    }
+  }
+  return seen;
+}
+
+std::vector<double> KvHarness::Softmax(int layer, const float* q, const std::vector<std::vector<const Entry*>>& seen) const {
+  const int dim = options_.head_dim, group_heads = options_.heads_per_group;
   std::vector<double> out(static_cast<size_t>(options_.groups * group_heads * dim), 0.0);
   for (int h = 0; h < options_.groups * group_heads; ++h) {
-    const size_t list = static_cast<size_t>(layer * options_.groups + h / group_heads);
-    std::vector<const Entry*> seen;
-    for (const Entry& e : model_.at(seq.value).lists[list]) {
-      if (e.position <= position && (window == 0 || e.position > position - window)) seen.push_back(&e);
-    }
-    for (SeqId other : extra) {
-      for (const Entry& e : model_.at(other.value).lists[list]) seen.push_back(&e);
-    }
+    const auto& entries = seen[static_cast<size_t>(h / group_heads)];
     double denominator = options_.sinks ? std::exp(double{sinks_[static_cast<size_t>(layer)][static_cast<size_t>(h)]}) : 0;
     std::vector<double> sum(static_cast<size_t>(dim), 0.0);
-    for (const Entry* e : seen) {
+    for (const Entry* e : entries) {
       double dot = 0;
       for (int d = 0; d < dim; ++d) dot += double{q[h * dim + d]} * double{e->k[static_cast<size_t>(d)]};
       const double weight = std::exp(dot * static_cast<double>(cache_->shape().scale));
       denominator += weight;
       for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * double{e->v[d]};
     }
-    for (size_t d = 0; d < sum.size(); ++d) out[static_cast<size_t>(h * dim) + d] = seen.empty() ? 0 : sum[d] / denominator;
+    for (size_t d = 0; d < sum.size(); ++d) out[static_cast<size_t>(h * dim) + d] = entries.empty() ? 0 : sum[d] / denominator;
   }
   return out;
+}
+
+std::vector<double> KvHarness::Oracle(SeqId seq, int layer, const float* q, int position) const {
+  return Softmax(layer, q, Seen(seq, layer, position));
+}
+
+std::vector<double> KvHarness::OracleWithZeroEntry(SeqId seq, int layer, const float* q, int position,
+                                                   const std::vector<SeqId>& extra) const {
+  const std::vector<float> zero(static_cast<size_t>(options_.head_dim), 0.f);
+  const Entry entry{position, zero, zero};
+  auto seen = Seen(seq, layer, position);
+  for (size_t g = 0; g < seen.size(); ++g) {
+    seen[g].push_back(&entry);
+    for (SeqId other : extra) {
+      for (const Entry& e : model_.at(other.value).lists[static_cast<size_t>(layer * options_.groups) + g]) seen[g].push_back(&e);
+    }
+  }
+  return Softmax(layer, q, seen);
 }
 
 void KvHarness::RunLayer(KvBatch& batch, int layer, const std::vector<KvStepItem>& items, const std::vector<Row>& rows) {

@@ -71,8 +71,10 @@ class KvHarness {
   int Uniform(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
   int num_open() const { return static_cast<int>(model_.size()); }
   const HarnessOptions& options() const { return options_; }
-  // Compares a row of attention output that the test has computed itself.
-  std::vector<double> Oracle(SeqId seq, int layer, const float* q, int position, const std::vector<SeqId>& extra = {}) const;
+  // [H * D] attention of one row over the entries that it sees.
+  std::vector<double> Oracle(SeqId seq, int layer, const float* q, int position) const;
+  // The same over all entries of further sequences and one entry whose key and value are zero.
+  std::vector<double> OracleWithZeroEntry(SeqId seq, int layer, const float* q, int position, const std::vector<SeqId>& extra) const;
   int64_t rows_checked() const { return rows_checked_; }
   int failed_repacks() const { return failed_repacks_; }
 
@@ -98,6 +100,8 @@ class KvHarness {
   void FollowPolicy(const KvStepItem& item);
   std::vector<Entry> Thinned(const ModelSequence& model, int list, bool after_prefill) const;
   bool HoldsExactly(SeqId seq, int list, const std::vector<Entry>& entries) const;
+  std::vector<double> Softmax(int layer, const float* q, const std::vector<std::vector<const Entry*>>& seen) const;
+  std::vector<std::vector<const Entry*>> Seen(SeqId seq, int layer, int position) const;
   void ForgetRows(const std::vector<KvStepItem>& items);
 
   HarnessOptions options_;
