@@ -13,20 +13,9 @@
 namespace loupe {
 namespace {
 
-// Rows of one product that may be stored in several pieces: kernels stack only matrices of one type, and some files
-// give the value projection a finer type than query and key. In nearly all files this is one piece.
-struct StackedWeight {
-  struct Piece {
-    std::unique_ptr<Weight> weight;
-    int64_t first_row = 0;
-  };
-  std::vector<Piece> pieces;
-};
-
 struct Layer {
-  StackedWeight qkv, gate_up;
-  std::unique_ptr<Weight> attention_out, down;
-  Tensor attention_norm, feed_forward_norm;  // [E]
+  std::unique_ptr<Weight> qkv, attention_out, gate_up, down;  // query, key, value stacked by rows; so are gate and up
+  Tensor attention_norm, feed_forward_norm;                   // [E]
 };
 
 int64_t AlignLine(int64_t floats) { return (floats + 15) / 16 * 16; }
@@ -51,24 +40,6 @@ class Packer {
     weight_bytes_ += (*weight)->bytes();
     for (const std::string& name : names) Done(name);
     return weight;
-  }
-
-  absl::StatusOr<StackedWeight> PackStacked(const std::vector<std::string>& names) {
-    StackedWeight stacked;
-    int64_t first_row = 0;
-    for (size_t begin = 0; begin < names.size();) {
-      const WeightType type = source_.Find(names[begin])->type;
-      size_t end = begin;
-      while (end < names.size() && source_.Find(names[end])->type == type) ++end;
-      auto weight =
-          Pack({names.begin() + static_cast<std::ptrdiff_t>(begin), names.begin() + static_cast<std::ptrdiff_t>(end)});
-      if (!weight.ok()) return weight.status();
-      const int64_t rows = (*weight)->rows();
-      stacked.pieces.push_back({std::move(*weight), first_row});
-      first_row += rows;
-      begin = end;
-    }
-    return stacked;
   }
 
   void CopyVector(const std::string& name, const Tensor& out) {
@@ -117,7 +88,6 @@ struct Decoder::Impl {
   absl::Status TakeVectors();
   absl::Status TakeActivations();
   absl::Status PackAll(Packer& packer);
-  void MultiplyStacked(const StackedWeight& weight, const MatMulArgs& args, Stream& stream);
   void Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream);
   void FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream);
   void Logits(const DecoderStep& step, Stream& stream);
@@ -198,40 +168,25 @@ absl::Status Decoder::Impl::TakeActivations() {
 }
 
 absl::Status Decoder::Impl::PackAll(Packer& packer) {
-  const auto pack = [&](const std::string& name, std::unique_ptr<Weight>* out) {
-    auto weight = packer.Pack({name});
+  const auto pack = [&](const std::vector<std::string>& names, std::unique_ptr<Weight>* out) {
+    auto weight = packer.Pack(names);
     if (weight.ok()) *out = std::move(*weight);
     return weight.status();
   };
-  const auto stack = [&](const std::vector<std::string>& names, StackedWeight* out) {
-    auto weight = packer.PackStacked(names);
-    if (weight.ok()) *out = std::move(*weight);
-    return weight.status();
-  };
-  if (absl::Status s = pack("token_embd.weight", &embedding); !s.ok()) return s;
+  if (absl::Status s = pack({"token_embd.weight"}, &embedding); !s.ok()) return s;
   for (int i = 0; i < config.num_layers; ++i) {
     const auto name = [i](const char* part) { return LayerTensorName(i, part); };
     Layer& layer = layers[static_cast<size_t>(i)];
     packer.CopyVector(name("attn_norm"), layer.attention_norm);
-    if (absl::Status s = stack({name("attn_q"), name("attn_k"), name("attn_v")}, &layer.qkv); !s.ok()) return s;
-    if (absl::Status s = pack(name("attn_output"), &layer.attention_out); !s.ok()) return s;
+    if (absl::Status s = pack({name("attn_q"), name("attn_k"), name("attn_v")}, &layer.qkv); !s.ok()) return s;
+    if (absl::Status s = pack({name("attn_output")}, &layer.attention_out); !s.ok()) return s;
     packer.CopyVector(name("ffn_norm"), layer.feed_forward_norm);
-    if (absl::Status s = stack({name("ffn_gate"), name("ffn_up")}, &layer.gate_up); !s.ok()) return s;
-    if (absl::Status s = pack(name("ffn_down"), &layer.down); !s.ok()) return s;
+    if (absl::Status s = pack({name("ffn_gate"), name("ffn_up")}, &layer.gate_up); !s.ok()) return s;
+    if (absl::Status s = pack({name("ffn_down")}, &layer.down); !s.ok()) return s;
   }
   packer.CopyVector("output_norm.weight", final_norm);
   if (config.tied_embeddings) return absl::OkStatus();
-  return pack("output.weight", &head);
-}
-
-void Decoder::Impl::MultiplyStacked(const StackedWeight& weight, const MatMulArgs& args, Stream& stream) {
-  for (const StackedWeight::Piece& piece : weight.pieces) {
-    MatMulArgs part = args;
-    part.weight = piece.weight.get();
-    part.out.data = args.out.as<float>() + piece.first_row;
-    part.out.shape[1] = piece.weight->rows();
-    backend->MatMul(part, stream);
-  }
+  return pack({"output.weight"}, &head);
 }
 
 void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream) {
@@ -240,10 +195,11 @@ void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& 
   const int head_dim = config.head_dim;
   backend->RmsNorm({Rows(residual, rows), layer.attention_norm, config.norm_eps, Rows(hidden, rows)}, stream);
   MatMulArgs product;
+  product.weight = layer.qkv.get();
   product.x = Rows(hidden, rows);
   product.out = Rows(qkv, rows);
   product.prompt_rows = prompt_rows;
-  MultiplyStacked(layer.qkv, product, stream);
+  backend->MatMul(product, stream);
 
   const Tensor q = Heads(qkv, rows, 0, config.num_heads, head_dim);
   const Tensor k = Heads(qkv, rows, QRows(), config.num_kv_heads, head_dim);
@@ -267,10 +223,11 @@ void Decoder::Impl::FeedForward(const Layer& layer, const DecoderStep& step, Str
   const int64_t rows = step.ids.rows();
   backend->RmsNorm({Rows(residual, rows), layer.feed_forward_norm, config.norm_eps, Rows(hidden, rows)}, stream);
   MatMulArgs product;
+  product.weight = layer.gate_up.get();
   product.x = Rows(hidden, rows);
   product.out = Rows(gate_up, rows);
   product.prompt_rows = step.batch->prompt_rows;
-  MultiplyStacked(layer.gate_up, product, stream);
+  backend->MatMul(product, stream);
   const Tensor gated = Matrix(inner.as<float>(), rows, config.feed_forward);
   backend->SiluMul({product.out, gated}, stream);
 

@@ -87,7 +87,7 @@ absl::Status CheckConfig(const ModelConfig& c) {
                           {"feed-forward width", c.feed_forward, 1 << 20},
                           {"head count", c.num_heads, 1024},
                           {"kv head count", c.num_kv_heads, 1024},
-                          {"head size", c.head_dim, 512},
+                          {"head size", c.head_dim, 256},
                           {"vocabulary size", c.vocab_size, 1 << 22},
                           {"context length", c.max_context, 1 << 30}};
   for (const Range& r : ranges) {
@@ -96,6 +96,11 @@ absl::Status CheckConfig(const ModelConfig& c) {
   if (c.num_heads % c.num_kv_heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the model's ", c.num_heads, " heads cannot be shared by ", c.num_kv_heads, " kv heads evenly"));
+  }
+  // Kernels keep the queries that share a kv head in registers.
+  if (c.num_heads / c.num_kv_heads > 16) {
+    return absl::InvalidArgumentError(absl::StrCat("the model's ", c.num_heads / c.num_kv_heads,
+                                                   " query heads share a kv head; supported are up to 16"));
   }
   // Pages store keys and values in planes of 128 bytes, 16 dimensions being the smallest unit that kernels read.
   if (c.head_dim % 16 != 0) {
