@@ -6,7 +6,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/clock.h"
 #include "engine/engine_config.h"
+#include "engine/engine_observer.h"
 #include "engine/engine_stats.h"
 #include "engine/request.h"
 #include "engine/response_stream.h"
@@ -16,24 +18,6 @@
 namespace loupe {
 
 struct LoadedModel;  // engine/load/load_model.h
-
-// The engine's time. Injected, so that simulations need no sleeping.
-class Clock {
- public:
-  virtual ~Clock() = default;
-  virtual SteadyTime Now() const = 0;
-  static const Clock& Real();
-};
-
-// Told what happens, by the step thread; must not block. The server turns this into metrics.
-class EngineObserver {
- public:
-  virtual ~EngineObserver() = default;
-  virtual void OnStep(const StepReport& step) = 0;
-  virtual void OnFirstToken(double seconds_since_arrival) = 0;
-  virtual void OnNextToken(double seconds_since_last) = 0;
-  virtual void OnFinished(const Finished& finished) = 0;
-};
 
 class Engine {
  public:

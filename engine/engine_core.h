@@ -1,100 +1,138 @@
-// The step loop without its thread: takes jobs, runs steps, sends events. Everything in here belongs to one thread.
-// A step: end what is cancelled or late, plan, reserve (preempting if there is no room), run the model, commit, sample,
-// send, end what is complete. Each sample gets exactly one Finished.
+// The engine without its thread: everything a step does, callable step by step, so that simulations run it on one thread
+// with their own clock and model. Engine (engine.h) adds the thread.
+//
+// Submit and queue() may be used from any thread; all else belongs to the step thread.
 #pragma once
 
-#include <functional>
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
+#include "absl/status/statusor.h"
+#include "engine/batch.h"
+#include "engine/clock.h"
+#include "engine/engine_observer.h"
+#include "engine/request_queue.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "engine/step_model.h"
+#include "kvcache/kv_cache.h"
 
 namespace loupe {
 
-struct EngineLimits {
+// Resolved limits: nothing is automatic any more.
+struct CoreLimits {
+  int64_t kv_device_bytes = 0;
   int max_context = 0;
-  int max_sequences = 0;
-  int max_step_tokens = 0;
+  int max_sequences = 0;    // lowered to max_step_rows, so that every running sample gets a row
+  int max_step_rows = 0;
+  int max_queue = 0;
 };
 
-// What the loop works with; all outlive it.
-struct EngineParts {
-  StepModel* model = nullptr;
-  KvCache* cache = nullptr;
+// What the core works with; all of it outlives the core. `observer` may be null.
+struct CoreParts {
   Backend* backend = nullptr;
+  StepModel* model = nullptr;
   const Tokenizer* tokenizer = nullptr;
+  EngineObserver* observer = nullptr;
   const Clock* clock = nullptr;
-  EngineObserver* observer = nullptr;                // may be null
-  std::function<void(const std::string&)> on_ended;  // a request's last sample ended; may be empty
+  uint64_t seed = 0;  // of requests that bring none
 };
+
+inline constexpr int kMaxSamples = 128;  // n of a request
 
 class EngineCore {
  public:
-  // RESOURCE_EXHAUSTED if the logits buffer cannot be had.
-  static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EngineParts& parts, const EngineLimits& limits);
+  // RESOURCE_EXHAUSTED (memory) and INVALID_ARGUMENT (limits) with numbers.
+  static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const CoreLimits& limits, const CoreParts& parts);
+  // Ends everything in flight with kCancelled.
   ~EngineCore();
 
-  // The request was validated and given a seed.
-  void Add(std::unique_ptr<Job> job);
-  // One step. False if there was nothing to compute.
-  bool Step();
-  // Ends everything with kCancelled and this stop_reason.
-  void CancelAll(const std::string& reason);
+  // ---- any thread
+  // As Engine::Submit. The handle cancels the request when its last copy goes.
+  absl::StatusOr<std::shared_ptr<ResponseStream>> Submit(Request request);
+  RequestQueue& queue() { return queue_; }
+  // Positions of one sample: the asked limit, or less if the arena holds less.
+  int max_context() const { return limits_.max_context; }
+  int vocab_size() const { return vocab_size_; }
+  const CoreLimits& limits() const { return limits_; }
 
-  bool idle() const { return waiting_.empty() && running_.empty(); }
-  EngineStats Stats() const;
+  // ---- step thread
+  enum class Outcome { kWorked, kIdle, kStopped };
+  // One step: collect, plan, reserve, compute, sample, tell. kIdle: nothing is in flight; kStopped: the queue was
+  // stopped, and everything has ended.
+  Outcome Step();
+  const KvCache& cache() const { return *cache_; }
+  int num_running() const { return static_cast<int>(running_.size()); }
+  int num_waiting() const { return static_cast<int>(waiting_.size()); }
 
  private:
-  using SequencePtr = std::unique_ptr<Sequence>;
+  using SequencePtr = std::unique_ptr<EngineSequence>;
+  using End = EngineSequence::End;
+  struct Outgoing {
+    std::shared_ptr<ResponseStream> stream;
+    Event event;
+  };
 
-  EngineCore(const EngineParts& parts, const EngineLimits& limits);
+  EngineCore(const CoreLimits& limits, const CoreParts& parts);
+  absl::Status LimitContextToArena();
 
-  // engine_core.cpp: planning and computing
-  void Reap();
-  void Plan();
-  void Admit(int count);
-  bool ReserveOrPreempt();
-  void Preempt(size_t index);
-  void BuildRows();
-  void RunModel();
-  void AfterModel(double started_s);
-  void Insert(std::vector<SequencePtr>& list, SequencePtr sequence);
-  SequenceView View(const Sequence& sequence) const;
+  // engine_admission.cpp: requests in
+  absl::Status Check(const Request& request) const;
+  absl::Status CheckSampling(const SamplingParams& params) const;
+  void AddRequest(Submission submission);
+  void Enqueue(SequencePtr sequence);
+
+  // engine_core.cpp: collecting and ending
+  bool Collect();
+  void EndExpired();
+  void EndAll(const End& end);
+  void EndWithSiblings(EngineSequence& sequence, const End& end);
+  void Finish(EngineSequence& sequence, const End& end, absl::Status error = absl::OkStatus());
+  void RemoveRetired();
+  void Tell();
+  void PublishStats();
+
+  // engine_step.cpp: computing
+  StepPlan Plan() const;
+  void Apply(const StepPlan& plan);
+  bool StartSequence(EngineSequence& sequence);
+  void Preempt(EngineSequence& sequence);
+  bool ReserveStep();
+  EngineSequence* LowestRunning() const;
+  void GiveUp(EngineSequence& sequence, const absl::Status& status);
+  void Compute();
+  void AfterCommit();
+  void SampleAll();
+  void SampleOne(EngineSequence& sequence, std::span<float> logits);
+  void ForkSiblings(EngineSequence& parent, std::span<float> logits);
+  int64_t NeededBytes(const EngineSequence& sequence) const;
   void Report(double seconds);
 
-  // engine_emit.cpp: what a computed row leads to
-  bool TakeToken(Sequence& sequence, std::span<float> logits);
-  void ForkSiblings(Sequence& first, std::span<const float> logits);
-  bool CheckEnd(Sequence& sequence, int32_t token, Delta* delta, FinishReason* reason, std::string* why);
-  void SendDelta(Sequence& sequence, Delta delta);
-  void Finish(Sequence& sequence, FinishReason reason, const std::string& why, absl::Status error = absl::OkStatus());
-  void FinishJobPart(Sequence& sequence, FinishReason reason, const std::string& why, absl::Status error = absl::OkStatus());
-  KvReport MakeKvReport(const Sequence& sequence) const;
+  CoreLimits limits_;
+  CoreParts parts_;
+  int vocab_size_ = 0;
+  std::vector<int32_t> end_ids_;  // every id that ends an answer
+  RequestQueue queue_;
+  std::atomic<uint64_t> submitted_{0};
 
-  const EngineParts parts_;
-  const EngineLimits limits_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<DeviceBuffer> logits_;
-  std::vector<int32_t> endings_;  // ids that end an answer
-
-  std::vector<SequencePtr> waiting_, running_;  // both in order of precedence
+  std::unique_ptr<KvCache> cache_;
+  KvBatch kv_batch_;
+  std::unique_ptr<StepBatch> batch_;
+  SamplerScratch scratch_;
   uint64_t next_order_ = 0;
-
-  // Of the step at hand; memory is reused.
-  StepPlan plan_;
-  std::vector<SequenceView> running_views_, waiting_views_;
-  std::vector<KvStepItem> items_;
-  std::vector<int32_t> ids_, logit_rows_;
-  std::vector<int> logit_owner_;  // index into running_ of each wanted row
-  SamplerScratch sampler_scratch_;
-  std::vector<float> row_copy_;   // logits that siblings share
-  KvBatch batch_;
-
-  EngineStats stats_;
+  std::vector<SequencePtr> waiting_;  // by rank
+  std::vector<SequencePtr> running_;  // in order of admission
+  std::vector<BatchItem> items_;      // of the step
+  std::vector<KvStepItem> kv_items_;
+  SteadyTime step_end_{};
+  std::vector<Outgoing> outbox_;      // told at the end of the step, after the numbers are published
+  std::vector<std::string> ended_ids_;
+  StepReport report_;
+  EngineStats counters_;
 };
 
 }  // namespace loupe

@@ -1,20 +1,29 @@
 #include "engine/response_stream.h"
 
-#include <utility>
+#include <iterator>
 
 namespace loupe {
-
 namespace {
 
-void MergeDelta(Delta& into, Delta&& more) {
-  into.text += more.text;
-  into.token_ids.insert(into.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
-  for (TokenLogprobs& logprobs : more.logprobs) into.logprobs.push_back(std::move(logprobs));
+// The waiting delta that `delta` continues: nothing of the same sample came after it.
+Delta* FindMergeable(std::deque<Event>& events, int index) {
+  for (auto it = events.rbegin(); it != events.rend(); ++it) {
+    auto* waiting = std::get_if<Delta>(&*it);
+    if (waiting != nullptr && waiting->index == index) return waiting;
+  }
+  return nullptr;
+}
+
+void AppendTo(Delta* waiting, Delta&& delta) {
+  waiting->text += delta.text;
+  waiting->token_ids.insert(waiting->token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+  std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(waiting->logprobs));
 }
 
 }  // namespace
 
-std::optional<Event> ResponseStream::TakeLocked() {
+std::optional<Event> ResponseStream::TryNext() {
+  const std::lock_guard lock(mutex_);
   if (events_.empty()) return std::nullopt;
   Event event = std::move(events_.front());
   events_.pop_front();
@@ -22,57 +31,45 @@ std::optional<Event> ResponseStream::TakeLocked() {
   return event;
 }
 
-std::optional<Event> ResponseStream::TryNext() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return TakeLocked();
-}
-
 std::optional<Event> ResponseStream::WaitNext(SteadyTime until) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  ready_.wait_until(lock, until, [this] { return !events_.empty() || unfinished_ == 0; });
-  return TakeLocked();
+  {
+    std::unique_lock lock(mutex_);
+    ready_.wait_until(lock, until, [&] { return !events_.empty() || unfinished_ == 0; });
+  }
+  return TryNext();
 }
 
 bool ResponseStream::done() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard lock(mutex_);
   return unfinished_ == 0;
 }
 
 void ResponseStream::OnReady(std::function<void()> wake) {
-  std::lock_guard<std::mutex> wake_lock(wake_mutex_);
+  const std::lock_guard lock(wake_mutex_);
   wake_ = std::move(wake);
-  bool waiting;
+  if (!wake_) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    waiting = !events_.empty();
+    const std::lock_guard events_lock(mutex_);
+    if (events_.empty()) return;
   }
-  if (wake_ && waiting) wake_();
+  wake_();
 }
 
 void ResponseStream::Push(Event event) {
-  bool was_empty;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    was_empty = events_.empty();
-    auto* delta = std::get_if<Delta>(&event);
-    Delta* last = nullptr;
-    if (delta != nullptr) {
-      // The newest waiting delta of the same sample, unless that sample's end lies behind it. n samples leave at most
-      // n deltas, one Started and n ends waiting.
-      for (auto it = events_.rbegin(); it != events_.rend() && last == nullptr; ++it) {
-        auto* waiting = std::get_if<Delta>(&*it);
-        if (waiting != nullptr && waiting->index == delta->index) last = waiting;
+    const std::lock_guard lock(mutex_);
+    if (auto* delta = std::get_if<Delta>(&event)) {
+      if (Delta* waiting = FindMergeable(events_, delta->index)) {
+        AppendTo(waiting, std::move(*delta));
+        return;
       }
     }
-    if (last != nullptr) {
-      MergeDelta(*last, std::move(*delta));
-    } else {
-      events_.push_back(std::move(event));
-    }
+    events_.push_back(std::move(event));
+    // Someone was told of the events before this one.
+    if (events_.size() > 1) return;
   }
   ready_.notify_all();
-  if (!was_empty) return;
-  std::lock_guard<std::mutex> wake_lock(wake_mutex_);
+  const std::lock_guard lock(wake_mutex_);
   if (wake_) wake_();
 }
 

@@ -1,9 +1,14 @@
-// Decides what the next step computes: a pure function of views, so that it can be tested with a handful of numbers.
+// Which rows the next step computes, for whom, and who comes in or has to leave: PlanStep, a pure function of what is
+// running, what waits and what is free. It changes nothing; the core applies the plan. Step thread only, but stateless.
 //
-// Every running sequence that generates gets its row first. The rest of the step goes to prompts: each gets an equal
-// share, and what is left over goes to the oldest. Waiting sequences are admitted in order of priority and arrival, as
-// long as the bytes of all running sequences with some headroom fit; the first that does not fit holds back those
-// behind it, so nobody starves.
+// Rank: higher priority first, then earlier arrival; a preempted sample keeps its rank, so it returns before later ones.
+// - Every sample that decodes gets its row: prompts never delay it by more than one step.
+// - What is left of the step goes to prompts (and to recomputing after a preemption) by rank, at most half of what is
+//   left to each, so that a long prompt does not hold up those behind it; what remains goes to the first again.
+// - The waiting come in strictly by rank: nobody overtakes a request that does not fit yet. One comes in only if all its
+//   known tokens fit beside everything that the running samples are still sure to need, with a little headroom; if
+//   nothing runs, the first comes in regardless.
+// - A waiting sample that finds no room displaces running ones of strictly lower priority, lowest rank first.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +17,51 @@
 
 namespace loupe {
 
-// A sequence as the scheduler sees it. Views come in order of precedence: priority, then arrival.
-struct SequenceView {
-  int prompt_left = 0;   // prompt tokens not yet in the cache
-  int decode_left = 0;   // generated tokens not yet in the cache; more than one after a preemption
-  int64_t bytes_now = 0;  // estimate of what the sequence takes with its tokens of now and headroom
+struct Rank {
+  int priority = 0;
+  uint64_t order = 0;  // of arrival
+  bool Before(const Rank& other) const { return priority != other.priority ? priority > other.priority : order < other.order; }
 };
 
-struct PlanLimits {
+struct RunningView {
+  Rank rank;
+  int prompt_rows = 0;       // not in the cache yet
+  int decode_rows = 0;       // generated tokens not in the cache yet: one, or more after a preemption
+  int64_t held_bytes = 0;    // given back if it were preempted
+  int64_t needed_bytes = 0;  // it will ask for, until its known tokens and the headroom are in
+};
+
+struct WaitingView {
+  Rank rank;
+  int prompt_rows = 0;       // of the whole prompt; what was generated before a preemption is recomputed after it
+  int64_t needed_bytes = 0;  // for its known tokens and the headroom
+};
+
+struct StepLimits {
+  int max_sequences = 0;  // running at a time; at most max_step_rows
   int max_step_rows = 0;
-  int max_sequences = 0;
-  int64_t capacity_bytes = 0;
+  int64_t free_bytes = 0;
 };
 
-struct PlannedRows {
-  int index = 0;        // into running, or running.size() + index into waiting for those admitted
+struct RowGrant {
+  int index = 0;  // into running; from running.size() on: into waiting, which is admitted
   int prompt_rows = 0;
   int decode_rows = 0;
 };
 
 struct StepPlan {
-  int num_admitted = 0;  // the first so many of waiting
-  std::vector<PlannedRows> rows;
+  std::vector<int> preemptions;  // indexes into running; they get no rows
+  int num_admissions = 0;        // the first so many of waiting
+  std::vector<RowGrant> grants;  // by rank, none empty
 };
 
-// Fills `plan`, whose memory is reused. A step always has rows if anything runs or could run alone.
-void PlanStep(std::span<const SequenceView> running, std::span<const SequenceView> waiting, const PlanLimits& limits, StepPlan* plan);
+// At most so many samples have unfinished prompts, unless their prompts together do not fill a step. Samples of lower
+// priority do not count against one that waits.
+inline constexpr int kMaxPromptsAtOnce = 6;
+// A share of a step below this is not worth a pass over the sample's cache.
+inline constexpr int kMinShareRows = 16;
+
+// `waiting` is sorted by rank; `running` need not be.
+StepPlan PlanStep(std::span<const RunningView> running, std::span<const WaitingView> waiting, const StepLimits& limits);
 
 }  // namespace loupe

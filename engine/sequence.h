@@ -1,64 +1,107 @@
-// A request inside the engine (Job) and one of its samples (Sequence). Owned and touched by the step thread alone.
+// One sample of a request from admission to its end: its tokens, how far the cache has them, its sampler and its text.
+// Owned by the engine core, used by the step thread.
+//
+// Phases: waiting -> prefill -> decode -> retiring. A preemption leads from prefill or decode back to waiting; then the
+// prompt is computed again as prompt rows and what was generated as decode rows, so every bit comes out as before.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/request.h"
 #include "engine/response_stream.h"
 #include "engine/sample/sampler.h"
+#include "engine/scheduler.h"
 #include "engine/text/stream_decoder.h"
 #include "kvcache/kv_cache.h"
 
 namespace loupe {
 
-struct Sequence;
+class EngineSequence;
 
-struct Job {
+// What the samples of one request share.
+struct RequestState {
   Request request;
   std::shared_ptr<ResponseStream> stream;
-  std::string kv_reason;  // why this policy
-  uint64_t order = 0;     // of arrival at the engine
-  bool started = false;   // Started was sent
+  uint64_t seed = 0;         // of sample 0
+  std::string kv_reason;     // why the policy was chosen
+  int max_tokens = 0;        // of a sample's output; with the prompt never more than the context
+  bool context_bound = false;  // max_tokens is what the context leaves, not what was asked
+  bool started = false;
   int unfinished = 0;
-  // Samples that wait for the first one's prompt, to share its pages.
-  std::vector<std::unique_ptr<Sequence>> siblings;
+  // Samples 1.. of a request with n > 1, until the prompt that they share is in the cache.
+  std::vector<std::unique_ptr<EngineSequence>> siblings;
 };
 
-struct Sequence {
-  Sequence(std::shared_ptr<Job> job_in, int index_in, Sampler sampler_in, StreamDecoder decoder_in)
-      : job(std::move(job_in)), index(index_in), sampler(std::move(sampler_in)), decoder(std::move(decoder_in)) {}
+enum class SequencePhase : uint8_t { kWaiting, kPrefill, kDecode, kRetiring };
 
-  std::shared_ptr<Job> job;
-  const int index;
-  Sampler sampler;
-  StreamDecoder decoder;
+class EngineSequence {
+ public:
+  EngineSequence(std::shared_ptr<RequestState> state, int index, uint64_t order, const Tokenizer& tokenizer,
+                 std::span<const int32_t> end_ids);
 
-  std::vector<int32_t> output;
-  SeqId cache_id;        // valid while it runs
-  int computed = 0;      // tokens in the cache
-  int ever_computed = 0;  // most tokens that were ever in the cache: computing them again is recomputation
+  const RequestState& request() const { return *state_; }
+  RequestState& request() { return *state_; }
+  int index() const { return index_; }
+  Rank rank() const { return {state_->request.priority, order_}; }
+  SequencePhase phase() const { return phase_; }
+  SeqId kv() const { return kv_; }
+  const Sampler& sampler() const { return sampler_; }
 
-  bool admitted_once = false;
-  SteadyTime admitted{}, first_token{}, last_token{};
-  double prompt_bytes_ratio = 0;  // device bytes over full bytes at the end of prefill
-  KvSequenceReport kv;            // kept when the cache gives it up
+  int num_prompt() const { return static_cast<int>(state_->request.prompt.size()); }
+  int num_output() const { return static_cast<int>(output_.size()); }
+  int num_known() const { return num_prompt() + num_output(); }
+  int num_computed() const { return computed_; }  // positions in the cache
+  int prompt_rows() const { return computed_ < num_prompt() ? num_prompt() - computed_ : 0; }
+  int decode_rows() const { return num_known() - std::max(computed_, num_prompt()); }
+  int32_t token(int position) const;
 
-  const std::vector<int32_t>& prompt() const { return job->request.prompt; }
-  int prompt_size() const { return static_cast<int>(prompt().size()); }
-  int total() const { return prompt_size() + static_cast<int>(output.size()); }
-  int prompt_left() const { return computed < prompt_size() ? prompt_size() - computed : 0; }
-  int decode_left() const { return total() - computed - prompt_left(); }
-  int32_t token(int i) const { return i < prompt_size() ? prompt()[i] : output[i - prompt_size()]; }
+  // ---- phases
+  void Start(SeqId kv, SteadyTime now);
+  // Rows are in the cache. Returns how many of them had been there before a preemption.
+  int Advance(int rows);
+  void Preempt();
+  // The prompt's pages come from the sample that computed it.
+  void StartForked(SeqId kv, SteadyTime now);
+  void Retire();
+  void OnPrefillEnd(const KvSequenceReport& report, SteadyTime now);
+  bool prefill_reported() const { return prefill_report_.has_value(); }
+
+  // ---- output
+  // The token becomes part of the output; its text, and perhaps the end, is in *delta and *end.
+  struct End {
+    FinishReason reason = FinishReason::kStop;
+    std::string stop_reason;
+  };
+  std::optional<End> Accept(SampledToken token, bool ends_answer, const Tokenizer& tokenizer, Delta* delta);
+  // Text that was held back. Nothing follows.
+  std::string FlushText();
+  // Seconds since arrival for the first token, since the last one for others.
+  double OnToken(SteadyTime now);
+
+  Finished MakeFinished(const End& end, absl::Status error, const KvSequenceReport& last, SteadyTime now) const;
+
+ private:
+  bool IsStopId(int32_t id) const;
+  KvReport MakeKvReport(const KvSequenceReport& last) const;
+
+  std::shared_ptr<RequestState> state_;
+  int index_;
+  uint64_t order_;
+  SequencePhase phase_ = SequencePhase::kWaiting;
+  SeqId kv_;
+  int computed_ = 0;
+  int most_computed_ = 0;
+  std::vector<int32_t> output_;
+  Sampler sampler_;
+  StreamDecoder text_;
+  std::optional<KvSequenceReport> prefill_report_;
+  std::optional<SteadyTime> started_, prefill_end_, first_token_, last_token_;
 };
-
-// Higher priority first, then the earlier arrival, then the lower sample.
-inline bool Precedes(const Sequence& a, const Sequence& b) {
-  if (a.job->request.priority != b.job->request.priority) return a.job->request.priority > b.job->request.priority;
-  if (a.job->order != b.job->order) return a.job->order < b.job->order;
-  return a.index < b.index;
-}
 
 }  // namespace loupe

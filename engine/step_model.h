@@ -1,36 +1,28 @@
-// What the step loop needs of a model: one pass over a batch. The decoder implements it; simulations script it.
+// The model pass as the engine sees it: narrow, so that simulations replace it by a script. Step thread only.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "engine/model/decoder.h"
 #include "kernels/backend.h"
-#include "kvcache/kv_cache.h"
+#include "kvcache/kv_config.h"
 
 namespace loupe {
 
 class StepModel {
  public:
   virtual ~StepModel() = default;
+  // One pass: keys and values of the rows go into the cache, the wanted logits into step.logits. Cannot fail.
+  virtual void Forward(const DecoderStep& step, Stream& stream) = 0;
   virtual KvShape kv_shape() const = 0;
   virtual int vocab_size() const = 0;
-  virtual int64_t weight_bytes() const = 0;
-  virtual int64_t weight_bytes_per_step() const = 0;
-  // Writes keys and values of all rows into the cache and the logits of the wanted rows.
-  virtual void Forward(const DecoderStep& step, Stream& stream) = 0;
+  virtual int max_context() const = 0;
+  virtual int64_t weight_bytes() const = 0;           // resident
+  virtual int64_t weight_bytes_per_step() const = 0;  // read by one pass
 };
 
-class DecoderStepModel : public StepModel {
- public:
-  explicit DecoderStepModel(Decoder& decoder) : decoder_(decoder) {}
-  KvShape kv_shape() const override { return decoder_.kv_shape(); }
-  int vocab_size() const override { return decoder_.config().vocab_size; }
-  int64_t weight_bytes() const override { return decoder_.weight_bytes(); }
-  int64_t weight_bytes_per_step() const override { return decoder_.weight_bytes_per_step(); }
-  void Forward(const DecoderStep& step, Stream& stream) override { decoder_.Forward(step, stream); }
-
- private:
-  Decoder& decoder_;
-};
+// The real one. Takes the decoder over.
+std::unique_ptr<StepModel> MakeStepModel(std::unique_ptr<Decoder> decoder);
 
 }  // namespace loupe

@@ -1,0 +1,77 @@
+#include "engine/batch.h"
+
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace loupe {
+namespace {
+
+bool WantsToken(const BatchItem& item) {
+  const EngineSequence& s = *item.sequence;
+  return s.num_computed() + item.rows() == s.num_known() && s.num_output() < s.request().max_tokens;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StepBatch>> StepBatch::Create(Backend& backend, int max_rows, int max_sequences, int vocab_size) {
+  std::unique_ptr<StepBatch> batch(new StepBatch());
+  batch->max_rows_ = max_rows;
+  batch->max_sequences_ = max_sequences;
+  batch->vocab_size_ = vocab_size;
+  const auto take = [&](int64_t count, std::unique_ptr<DeviceBuffer>* out) {
+    auto buffer = backend.Allocate(count * 4);
+    if (buffer.ok()) *out = *std::move(buffer);
+    return buffer.status();
+  };
+  if (absl::Status s = take(max_rows, &batch->ids_); !s.ok()) return s;
+  if (absl::Status s = take(max_sequences, &batch->logit_rows_); !s.ok()) return s;
+  if (absl::Status s = take(int64_t{max_sequences} * vocab_size, &batch->logits_); !s.ok()) return s;
+  return batch;
+}
+
+void StepBatch::FillKvItems(const std::vector<BatchItem>& items, std::vector<KvStepItem>* kv_items) {
+  kv_items->clear();
+  for (const BatchItem& item : items) {
+    const bool ends_prefill = item.prompt_rows > 0 && item.prompt_rows == item.sequence->prompt_rows();
+    kv_items->push_back({item.sequence->kv(), item.prompt_rows, item.decode_rows, ends_prefill});
+  }
+}
+
+void StepBatch::Build(const std::vector<BatchItem>& items) {
+  auto* ids = static_cast<int32_t*>(ids_->data());
+  auto* logit_rows = static_cast<int32_t*>(logit_rows_->data());
+  sampled_.clear();
+  int row = 0;
+  const auto add = [&](const BatchItem& item, int rows) {
+    if (rows == 0) return;
+    LOUPE_CHECK_LE(row + rows, max_rows_) << "rows of a step";
+    for (int i = 0; i < rows; ++i) ids[row++] = item.sequence->token(item.sequence->num_computed() + i);
+    if (!WantsToken(item)) return;
+    LOUPE_CHECK(static_cast<int>(sampled_.size()) < max_sequences_) << sampled_.size() << " samples want logits";
+    logit_rows[sampled_.size()] = row - 1;
+    sampled_.push_back(item.sequence);
+  };
+  for (const BatchItem& item : items) {
+    LOUPE_CHECK(item.prompt_rows == 0 || item.decode_rows == 0) << "a sample has rows of both phases in one step";
+    add(item, item.prompt_rows);
+  }
+  prompt_rows_ = row;
+  logit_prompt_rows_ = static_cast<int>(sampled_.size());
+  for (const BatchItem& item : items) add(item, item.decode_rows);
+  num_rows_ = row;
+}
+
+Tensor StepBatch::ids() const { return MakeTensor(ids_->data(), DType::kI32, num_rows_); }
+
+Tensor StepBatch::logit_rows() const {
+  return sampled_.empty() ? Tensor{} : MakeTensor(logit_rows_->data(), DType::kI32, static_cast<int64_t>(sampled_.size()));
+}
+
+Tensor StepBatch::logits() const {
+  Tensor t = MakeTensor(logits_->data(), DType::kF32, static_cast<int64_t>(sampled_.size()), vocab_size_);
+  t.rank = 2;
+  return t;
+}
+
+}  // namespace loupe

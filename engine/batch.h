@@ -1,0 +1,52 @@
+// From a plan to the flat arrays of a step: token ids in the order of the cache's rows (all prompt rows, then all decode
+// rows) and the rows whose logits are wanted. Owned by the engine core, reused from step to step; step thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/sequence.h"
+#include "kernels/backend.h"
+#include "kvcache/kv_cache.h"
+
+namespace loupe {
+
+// What one sample computes in a step: rows of one phase.
+struct BatchItem {
+  EngineSequence* sequence = nullptr;
+  int prompt_rows = 0;
+  int decode_rows = 0;
+  int rows() const { return prompt_rows + decode_rows; }
+};
+
+class StepBatch {
+ public:
+  // Takes memory for the largest step: ids and rows of `max_rows`, logits of `max_sequences` rows.
+  static absl::StatusOr<std::unique_ptr<StepBatch>> Create(Backend& backend, int max_rows, int max_sequences, int vocab_size);
+
+  // The items as the cache wants them.
+  static void FillKvItems(const std::vector<BatchItem>& items, std::vector<KvStepItem>* kv_items);
+  // Fills the arrays. Samples whose known tokens are all in the cache after the step, and that want a token, get logits.
+  void Build(const std::vector<BatchItem>& items);
+
+  int num_rows() const { return num_rows_; }
+  int prompt_rows() const { return prompt_rows_; }
+  // Whose logits row i holds.
+  const std::vector<EngineSequence*>& sampled() const { return sampled_; }
+  int logit_prompt_rows() const { return logit_prompt_rows_; }
+  Tensor ids() const;         // [T] i32
+  Tensor logit_rows() const;  // [n] i32, undefined if n = 0
+  Tensor logits() const;      // [n, V] f32
+
+ private:
+  StepBatch() = default;
+
+  int max_rows_ = 0, max_sequences_ = 0, vocab_size_ = 0;
+  std::unique_ptr<DeviceBuffer> ids_, logit_rows_, logits_;
+  std::vector<EngineSequence*> sampled_;
+  int num_rows_ = 0, prompt_rows_ = 0, logit_prompt_rows_ = 0;
+};
+
+}  // namespace loupe

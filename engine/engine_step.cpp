@@ -1,0 +1,257 @@
+// One step of the engine: plan, reserve, compute, sample, tell.
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine_core.h"
+#include "kernels/check.h"
+#include "spdlog/spdlog.h"
+
+namespace loupe {
+namespace {
+
+// Tokens that must fit beside what is known before a sample is let in, so that it does not have to leave at once.
+constexpr int kHeadroomTokens = 32;
+
+// Bytes of keys and values that attention reads for a row that sees `num_tokens` positions.
+int64_t KvReadBytes(const KvShape& shape, int64_t num_tokens) {
+  const int64_t entry_bytes = int64_t{4} * shape.head_dim * shape.num_kv_heads;
+  if (shape.windows.empty()) return shape.num_layers * num_tokens * entry_bytes;
+  int64_t entries = 0;
+  for (const int window : shape.windows) entries += window > 0 ? std::min<int64_t>(window, num_tokens) : num_tokens;
+  return entries * entry_bytes;
+}
+
+}  // namespace
+
+EngineCore::Outcome EngineCore::Step() {
+  const SteadyTime begin = parts_.clock->Now();
+  const bool stopped = Collect();
+  if (!running_.empty() || !waiting_.empty()) {
+    Apply(Plan());
+    if (ReserveStep()) {
+      Compute();
+      AfterCommit();
+      SampleAll();
+      Report(SecondsBetween(begin, step_end_));
+    }
+    RemoveRetired();
+  }
+  PublishStats();
+  Tell();
+  if (stopped) return Outcome::kStopped;
+  return running_.empty() && waiting_.empty() ? Outcome::kIdle : Outcome::kWorked;
+}
+
+int64_t EngineCore::NeededBytes(const EngineSequence& sequence) const {
+  const int tokens = std::min(sequence.num_known() + kHeadroomTokens, limits_.max_context);
+  return std::max<int64_t>(0, cache_->BytesForTokens(tokens) - cache_->BytesForTokens(sequence.num_computed()));
+}
+
+StepPlan EngineCore::Plan() const {
+  std::vector<RunningView> running;
+  for (const SequencePtr& s : running_) {
+    running.push_back({s->rank(), s->prompt_rows(), s->decode_rows(), cache_->BytesForTokens(s->num_computed()), NeededBytes(*s)});
+  }
+  std::vector<WaitingView> waiting;
+  for (const SequencePtr& s : waiting_) {
+    // No step admits more than can run.
+    if (waiting.size() == static_cast<size_t>(limits_.max_sequences)) break;
+    waiting.push_back({s->rank(), s->num_prompt(), NeededBytes(*s)});
+  }
+  return PlanStep(running, waiting, {limits_.max_sequences, limits_.max_step_rows, cache_->bytes_free()});
+}
+
+void EngineCore::Apply(const StepPlan& plan) {
+  // Indexes hold only until the first sample moves.
+  std::vector<EngineSequence*> by_index;
+  for (const SequencePtr& s : running_) by_index.push_back(s.get());
+  for (int i = 0; i < plan.num_admissions; ++i) by_index.push_back(waiting_[static_cast<size_t>(i)].get());
+  const size_t num_running = running_.size();
+  std::vector<EngineSequence*> preempted;
+  for (const int index : plan.preemptions) preempted.push_back(by_index[static_cast<size_t>(index)]);
+  for (EngineSequence* sequence : preempted) Preempt(*sequence);
+  for (size_t i = num_running; i < by_index.size(); ++i) StartSequence(*by_index[i]);
+  items_.clear();
+  for (const RowGrant& grant : plan.grants) {
+    EngineSequence* sequence = by_index[static_cast<size_t>(grant.index)];
+    if (sequence->kv().value >= 0) items_.push_back({sequence, grant.prompt_rows, grant.decode_rows});
+  }
+}
+
+bool EngineCore::StartSequence(EngineSequence& sequence) {
+  const auto at = std::find_if(waiting_.begin(), waiting_.end(), [&](const SequencePtr& s) { return s.get() == &sequence; });
+  LOUPE_CHECK(at != waiting_.end()) << "a sample starts that does not wait";
+  auto opened = cache_->Open();
+  if (!opened.ok()) {
+    // It stays where it is: a later step tries again.
+    spdlog::error("request '{}': {}", sequence.request().request.id, std::string(opened.status().message()));
+    return false;
+  }
+  sequence.Start(*opened, parts_.clock->Now());
+  RequestState& state = sequence.request();
+  if (!state.started) {
+    state.started = true;
+    queue_.OnStarted(state.request.id);
+    state.stream->Push(Started{sequence.num_prompt(), 0});
+  }
+  running_.push_back(std::move(*at));
+  waiting_.erase(at);
+  return true;
+}
+
+void EngineCore::Preempt(EngineSequence& sequence) {
+  const auto at = std::find_if(running_.begin(), running_.end(), [&](const SequencePtr& s) { return s.get() == &sequence; });
+  LOUPE_CHECK(at != running_.end()) << "a sample is preempted that does not run";
+  spdlog::debug("request '{}' sample {} is preempted with {} tokens in the cache", sequence.request().request.id,
+                sequence.index(), sequence.num_computed());
+  cache_->Close(sequence.kv());
+  sequence.Preempt();
+  ++counters_.preemptions;
+  std::erase_if(items_, [&](const BatchItem& item) { return item.sequence == &sequence; });
+  SequencePtr moved = std::move(*at);
+  running_.erase(at);
+  Enqueue(std::move(moved));
+}
+
+EngineSequence* EngineCore::LowestRunning() const {
+  const auto lowest = std::max_element(running_.begin(), running_.end(), [](const SequencePtr& a, const SequencePtr& b) {
+    return a->rank().Before(b->rank());
+  });
+  return lowest == running_.end() ? nullptr : lowest->get();
+}
+
+// Takes the pages of the step. If they are not there, the sample of the lowest rank leaves; the first always goes on.
+bool EngineCore::ReserveStep() {
+  while (!items_.empty()) {
+    StepBatch::FillKvItems(items_, &kv_items_);
+    const absl::Status status = cache_->Reserve(kv_items_, &kv_batch_);
+    if (status.ok()) return true;
+    EngineSequence* lowest = LowestRunning();
+    if (!absl::IsResourceExhausted(status)) {
+      GiveUp(*items_.back().sequence, status);
+    } else if (running_.size() > 1) {
+      Preempt(*lowest);
+    } else if (items_[0].rows() > 1) {
+      BatchItem& item = items_[0];
+      (item.prompt_rows > 0 ? item.prompt_rows : item.decode_rows) /= 2;
+    } else {
+      GiveUp(*lowest, status);
+    }
+  }
+  return false;
+}
+
+// The sample cannot go on even alone. What it has said stands.
+void EngineCore::GiveUp(EngineSequence& sequence, const absl::Status& status) {
+  std::erase_if(items_, [&](const BatchItem& item) { return item.sequence == &sequence; });
+  const bool full = absl::IsResourceExhausted(status) && sequence.num_output() > 0;
+  spdlog::error("request '{}' sample {} ends after {} tokens: {}", sequence.request().request.id, sequence.index(),
+                sequence.num_output(), std::string(status.message()));
+  std::vector<SequencePtr> siblings = std::exchange(sequence.request().siblings, {});
+  if (full) {
+    Finish(sequence, {FinishReason::kLength, "context"});
+  } else {
+    Finish(sequence, {FinishReason::kError, ""}, status);
+  }
+  for (SequencePtr& sibling : siblings) Enqueue(std::move(sibling));
+  RemoveRetired();
+}
+
+void EngineCore::Compute() {
+  batch_->Build(items_);
+  DecoderStep step;
+  step.ids = batch_->ids();
+  step.cache = cache_.get();
+  step.batch = &kv_batch_;
+  step.logit_rows = batch_->logit_rows();
+  step.logit_prompt_rows = batch_->logit_prompt_rows();
+  if (step.logit_rows.defined()) step.logits = batch_->logits();
+  parts_.model->Forward(step, *stream_);
+  cache_->Commit(kv_batch_, *stream_);
+  stream_->Synchronize();
+  step_end_ = parts_.clock->Now();
+}
+
+void EngineCore::AfterCommit() {
+  report_ = {};
+  report_.num_sequences = static_cast<int>(items_.size());
+  const KvShape& shape = cache_->shape();
+  for (const BatchItem& item : items_) {
+    EngineSequence& sequence = *item.sequence;
+    const int again = sequence.Advance(item.rows());
+    counters_.recomputed_tokens += again;
+    if (item.prompt_rows > 0) counters_.prompt_tokens += item.prompt_rows - again;
+    report_.num_rows += item.rows();
+    report_.prompt_rows += item.prompt_rows;
+    // The rows of a chunk share one pass over the sample's pages.
+    report_.kv_read_bytes += KvReadBytes(shape, sequence.num_computed());
+    report_.kv_write_bytes += int64_t{item.rows()} * shape.num_layers * shape.num_kv_heads * 4 * shape.head_dim;
+    if (sequence.prompt_rows() > 0) continue;
+    if (!sequence.prefill_reported()) sequence.OnPrefillEnd(cache_->Report(sequence.kv()), step_end_);
+    if (sequence.request().max_tokens == 0) EndWithSiblings(sequence, {FinishReason::kLength, ""});
+  }
+}
+
+void EngineCore::SampleAll() {
+  const Tensor logits = batch_->logits();
+  const std::vector<EngineSequence*>& sampled = batch_->sampled();
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    // Rows of ids that the tokenizer does not know are cut off.
+    const std::span<float> row(logits.row<float>(static_cast<int64_t>(i)), static_cast<size_t>(vocab_size_));
+    if (!sampled[i]->request().siblings.empty()) ForkSiblings(*sampled[i], row);
+    SampleOne(*sampled[i], row);
+  }
+}
+
+// The other samples of the request go on from the same prompt pages and the same logits. Those that find no place are
+// computed on their own, with the same result.
+void EngineCore::ForkSiblings(EngineSequence& parent, std::span<float> logits) {
+  std::vector<SequencePtr> siblings = std::exchange(parent.request().siblings, {});
+  for (SequencePtr& sibling : siblings) {
+    absl::StatusOr<SeqId> forked = absl::ResourceExhaustedError("no place");
+    if (num_running() < limits_.max_sequences) forked = cache_->Fork(parent.kv());
+    if (!forked.ok()) {
+      Enqueue(std::move(sibling));
+      continue;
+    }
+    EngineSequence& sequence = *sibling;
+    running_.push_back(std::move(sibling));
+    sequence.StartForked(*forked, step_end_);
+    sequence.OnPrefillEnd(cache_->Report(*forked), step_end_);
+    SampleOne(sequence, logits);
+  }
+}
+
+void EngineCore::SampleOne(EngineSequence& sequence, std::span<float> logits) {
+  SampledToken token;
+  absl::Status status = sequence.sampler().Sample(logits, sequence.num_output(), &scratch_, &token);
+  if (!status.ok()) {
+    spdlog::error("request '{}' sample {}: {}", sequence.request().request.id, sequence.index(), std::string(status.message()));
+    Finish(sequence, {FinishReason::kError, ""}, std::move(status));
+    return;
+  }
+  Delta delta;
+  delta.index = sequence.index();
+  const bool ends_answer = parts_.tokenizer->IsEndOfGeneration(token.id);
+  const std::optional<End> end = sequence.Accept(std::move(token), ends_answer, *parts_.tokenizer, &delta);
+  if (!delta.token_ids.empty()) {
+    ++counters_.generated_tokens;
+    const double seconds = sequence.OnToken(step_end_);
+    if (parts_.observer && sequence.num_output() == 1) parts_.observer->OnFirstToken(seconds);
+    if (parts_.observer && sequence.num_output() > 1) parts_.observer->OnNextToken(seconds);
+    outbox_.push_back({sequence.request().stream, std::move(delta)});
+  }
+  if (end) Finish(sequence, *end);
+}
+
+void EngineCore::Report(double seconds) {
+  ++counters_.steps;
+  report_.phase = report_.prompt_rows == 0                  ? StepPhase::kDecode
+                  : report_.prompt_rows == report_.num_rows ? StepPhase::kPrefill
+                                                            : StepPhase::kMixed;
+  report_.seconds = seconds;
+  report_.weight_read_bytes = parts_.model->weight_bytes_per_step();
+  if (parts_.observer) parts_.observer->OnStep(report_);
+}
+
+}  // namespace loupe

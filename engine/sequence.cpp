@@ -1,0 +1,139 @@
+#include "engine/sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/clock.h"
+#include "kernels/check.h"
+
+namespace loupe {
+
+EngineSequence::EngineSequence(std::shared_ptr<RequestState> state, int index, uint64_t order, const Tokenizer& tokenizer,
+                               std::span<const int32_t> end_ids)
+    : state_(std::move(state)),
+      index_(index),
+      order_(order),
+      sampler_(state_->request.sampling, state_->seed + static_cast<uint64_t>(index), state_->request.prompt, end_ids),
+      text_(tokenizer, state_->request.sampling.stop, state_->request.sampling.include_stop_str_in_output) {}
+
+int32_t EngineSequence::token(int position) const {
+  const int num = num_prompt();
+  return position < num ? state_->request.prompt[static_cast<size_t>(position)] : output_[static_cast<size_t>(position - num)];
+}
+
+void EngineSequence::Start(SeqId kv, SteadyTime now) {
+  LOUPE_CHECK(phase_ == SequencePhase::kWaiting) << "sample " << index_ << " of '" << state_->request.id << "' starts twice";
+  phase_ = SequencePhase::kPrefill;
+  kv_ = kv;
+  if (!started_) started_ = now;
+}
+
+void EngineSequence::StartForked(SeqId kv, SteadyTime now) {
+  Start(kv, now);
+  computed_ = most_computed_ = num_prompt();
+  phase_ = SequencePhase::kDecode;
+}
+
+int EngineSequence::Advance(int rows) {
+  const int again = std::clamp(most_computed_ - computed_, 0, rows);
+  computed_ += rows;
+  most_computed_ = std::max(most_computed_, computed_);
+  if (computed_ >= num_prompt()) phase_ = SequencePhase::kDecode;
+  return again;
+}
+
+void EngineSequence::Preempt() {
+  phase_ = SequencePhase::kWaiting;
+  kv_ = {};
+  computed_ = 0;
+}
+
+void EngineSequence::Retire() {
+  LOUPE_CHECK(phase_ != SequencePhase::kRetiring) << "sample " << index_ << " of '" << state_->request.id << "' ends twice";
+  phase_ = SequencePhase::kRetiring;
+}
+
+void EngineSequence::OnPrefillEnd(const KvSequenceReport& report, SteadyTime now) {
+  prefill_report_ = report;
+  prefill_end_ = now;
+}
+
+bool EngineSequence::IsStopId(int32_t id) const {
+  const std::vector<int32_t>& ids = state_->request.sampling.stop_token_ids;
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+std::optional<EngineSequence::End> EngineSequence::Accept(SampledToken token, bool ends_answer, const Tokenizer& tokenizer,
+                                                          Delta* delta) {
+  const SamplingParams& params = state_->request.sampling;
+  // The token that ends an answer is not part of it.
+  if (ends_answer) return End{FinishReason::kStop, ""};
+  if (IsStopId(token.id)) return End{FinishReason::kStop, std::to_string(token.id)};
+  output_.push_back(token.id);
+  sampler_.Accept(token.id);
+  delta->token_ids.push_back(token.id);
+  if (params.logprobs >= 0) {
+    const auto fill = [&](TokenAlternative& t) { t.bytes = std::string(tokenizer.TokenBytes(t.id)); };
+    fill(token.logprobs.chosen);
+    for (TokenAlternative& t : token.logprobs.top) fill(t);
+    delta->logprobs.push_back(std::move(token.logprobs));
+  }
+  delta->text += text_.Push(token.id, num_output() >= params.min_tokens);
+  if (text_.stopped()) return End{FinishReason::kStop, text_.matched()};
+  if (num_output() < state_->max_tokens) return std::nullopt;
+  return End{FinishReason::kLength, state_->context_bound ? "context" : ""};
+}
+
+std::string EngineSequence::FlushText() { return text_.stopped() ? std::string() : text_.Flush(); }
+
+double EngineSequence::OnToken(SteadyTime now) {
+  const SteadyTime since = last_token_.value_or(state_->request.arrival);
+  if (!first_token_) first_token_ = now;
+  last_token_ = now;
+  return std::max(0.0, SecondsBetween(since, now));
+}
+
+KvReport EngineSequence::MakeKvReport(const KvSequenceReport& last) const {
+  KvReport report;
+  report.policy = "full";
+  report.reason = state_->kv_reason;
+  report.device_bytes = last.device_bytes;
+  report.full_bytes = last.full_bytes;
+  report.lists = last.lists;
+  report.entries_kept = last.entries_kept;
+  report.entries_dropped = last.entries_dropped;
+  if (last.entries_kept > 0) report.entries_by_format = {{"dense", last.entries_kept}};
+  report.read_bytes_per_token = last.read_bytes_per_token;
+  report.full_read_bytes_per_token = last.full_bytes;
+  // Ratios compare with what the prompt would cost in the model's own type, at the end of the prompt.
+  const KvSequenceReport& at_prompt = prefill_report_ ? *prefill_report_ : last;
+  if (at_prompt.full_bytes > 0) {
+    const double full = static_cast<double>(at_prompt.full_bytes);
+    report.bytes_ratio = static_cast<double>(at_prompt.device_bytes) / full;
+    report.peak_bytes_ratio = static_cast<double>(at_prompt.peak_device_bytes) / full;
+  }
+  return report;
+}
+
+Finished EngineSequence::MakeFinished(const End& end, absl::Status error, const KvSequenceReport& last, SteadyTime now) const {
+  Finished finished;
+  finished.index = index_;
+  finished.reason = end.reason;
+  finished.stop_reason = end.stop_reason;
+  finished.error = std::move(error);
+  finished.usage.prompt_tokens = num_prompt();
+  finished.usage.completion_tokens = num_output();
+  finished.usage.kv = MakeKvReport(last);
+  const SteadyTime arrival = state_->request.arrival;
+  Timings& t = finished.timings;
+  t.queue = std::max(0.0, SecondsBetween(arrival, started_.value_or(now)));
+  if (started_) t.prefill = SecondsBetween(*started_, prefill_end_.value_or(now));
+  if (first_token_) {
+    t.first_token = std::max(0.0, SecondsBetween(arrival, *first_token_));
+    t.decode = SecondsBetween(*first_token_, *last_token_);
+  }
+  t.total = std::max(0.0, SecondsBetween(arrival, now));
+  return finished;
+}
+
+}  // namespace loupe
