@@ -1,0 +1,198 @@
+#include "server/convert_proto.h"
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "server/kv_json.h"
+#include "server/validate.h"
+
+namespace loupe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+SamplingParams SamplingFromProto(const v1::Sampling& m) {
+  SamplingParams s;
+  if (m.has_temperature()) s.temperature = m.temperature();
+  if (m.has_top_p()) s.top_p = m.top_p();
+  if (m.has_top_k()) s.top_k = m.top_k();
+  if (m.has_min_p()) s.min_p = m.min_p();
+  if (m.has_repetition_penalty()) s.repetition_penalty = m.repetition_penalty();
+  if (m.has_frequency_penalty()) s.frequency_penalty = m.frequency_penalty();
+  if (m.has_presence_penalty()) s.presence_penalty = m.presence_penalty();
+  if (m.has_seed()) s.seed = m.seed();
+  if (m.has_max_tokens()) s.max_tokens = m.max_tokens();
+  s.min_tokens = m.min_tokens();
+  s.ignore_eos = m.ignore_eos();
+  s.stop.assign(m.stop().begin(), m.stop().end());
+  s.stop_token_ids.assign(m.stop_token_ids().begin(), m.stop_token_ids().end());
+  s.include_stop_str_in_output = m.include_stop_str_in_output();
+  for (const auto& [id, bias] : m.logit_bias()) s.logit_bias.emplace_back(id, bias);
+  if (m.has_logprobs()) s.logprobs = m.logprobs();
+  return s;
+}
+
+// By way of the JSON form, so that both protocols refuse the same things in the same words.
+absl::StatusOr<KvOptions> KvFromProto(const v1::KvOptions& m) {
+  Json kv = Json::object();
+  if (!m.policy().empty()) kv["policy"] = m.policy();
+  switch (m.budget().kind_case()) {
+    case v1::KvBudget::kRatio: kv["budget"] = {{"ratio", m.budget().ratio()}}; break;
+    case v1::KvBudget::kTokens: kv["budget"] = {{"tokens", m.budget().tokens()}}; break;
+    case v1::KvBudget::kBytes: kv["budget"] = {{"bytes", m.budget().bytes()}}; break;
+    case v1::KvBudget::KIND_NOT_SET: break;
+  }
+  if (m.bits().key() != 0) kv["bits"]["key"] = m.bits().key();
+  if (m.bits().value() != 0) kv["bits"]["value"] = m.bits().value();
+  return ParseKvOptions(kv);
+}
+
+template <class Message>
+absl::Status FillCommon(const Message& message, const Engine& engine, Request* request) {
+  request->sampling = SamplingFromProto(message.sampling());
+  request->n = message.sampling().has_n() ? message.sampling().n() : 1;
+  request->priority = message.priority();
+  auto kv = KvFromProto(message.kv());
+  if (!kv.ok()) return kv.status();
+  request->kv = *kv;
+  if (message.timeout_ms() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("timeout_ms: is ", message.timeout_ms(), ", must be 0 (none) or more"));
+  }
+  if (message.sampling().has_max_tokens() && message.sampling().max_tokens() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("max_tokens: is ", message.sampling().max_tokens(), ", must be 0 or more"));
+  }
+  return ValidateRequest(*request, engine.vocab_size());
+}
+
+}  // namespace
+
+absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const Engine& engine) {
+  Request request;
+  absl::Status status = FillCommon(message, engine, &request);
+  if (!status.ok()) return status;
+  switch (message.input_case()) {
+    case v1::GenerateRequest::kPrompt:
+      request.prompt = engine.tokenizer().Encode(message.prompt(), true, true);
+      break;
+    case v1::GenerateRequest::kPromptTokenIds:
+      request.prompt.assign(message.prompt_token_ids().ids().begin(), message.prompt_token_ids().ids().end());
+      break;
+    case v1::GenerateRequest::INPUT_NOT_SET:
+      return absl::InvalidArgumentError("prompt: neither prompt nor prompt_token_ids is set");
+  }
+  return request;
+}
+
+absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const Engine& engine) {
+  Request request;
+  absl::Status status = FillCommon(message, engine, &request);
+  if (!status.ok()) return status;
+  if (message.messages().empty()) return absl::InvalidArgumentError("messages: is empty, a chat needs at least one message");
+  Json messages = Json::array();
+  for (const v1::ChatMessage& m : message.messages()) {
+    if (m.role().empty()) return absl::InvalidArgumentError(absl::StrCat("messages[", messages.size(), "].role: is missing"));
+    Json one = {{"role", m.role()}, {"content", m.content()}};
+    if (!m.name().empty()) one["name"] = m.name();
+    messages.push_back(std::move(one));
+  }
+  auto prompt = engine.chat_template().Render({{"messages", messages}, {"add_generation_prompt", !message.continue_final_message()}});
+  if (!prompt.ok()) return prompt.status();
+  if (message.continue_final_message()) {
+    // The conversation stays open behind the last message's text: what the template adds after it is cut.
+    const std::string& last = message.messages().rbegin()->content();
+    const size_t at = prompt->rfind(last);
+    if (at == std::string::npos) {
+      return absl::InvalidArgumentError("continue_final_message: the model's template changes the last message's text");
+    }
+    prompt->resize(at + last.size());
+  }
+  request.prompt = engine.tokenizer().Encode(*prompt, false, true);
+  return request;
+}
+
+v1::Started StartedToProto(const Started& started) {
+  v1::Started out;
+  out.set_prompt_tokens(started.prompt_tokens);
+  out.set_cached_tokens(started.cached_tokens);
+  return out;
+}
+
+v1::Delta DeltaToProto(const Delta& delta) {
+  v1::Delta out;
+  out.set_index(delta.index);
+  out.set_text(delta.text);
+  out.mutable_token_ids()->Assign(delta.token_ids.begin(), delta.token_ids.end());
+  const auto fill = [](const TokenAlternative& token, v1::TokenLogprob* to) {
+    to->set_token_id(token.id);
+    to->set_logprob(token.logprob);
+    to->set_token(token.bytes);
+  };
+  for (const TokenLogprobs& logprobs : delta.logprobs) {
+    v1::TokenLogprobs* to = out.add_logprobs();
+    fill(logprobs.chosen, to->mutable_chosen());
+    for (const TokenAlternative& token : logprobs.top) fill(token, to->add_top());
+  }
+  return out;
+}
+
+v1::Finished FinishedToProto(const Finished& finished) {
+  v1::Finished out;
+  out.set_index(finished.index);
+  out.set_finish_reason(static_cast<v1::FinishReason>(static_cast<int>(finished.reason) + 1));
+  out.set_stop_reason(finished.stop_reason);
+  v1::Usage* usage = out.mutable_usage();
+  usage->set_prompt_tokens(finished.usage.prompt_tokens);
+  usage->set_completion_tokens(finished.usage.completion_tokens);
+  usage->set_total_tokens(finished.usage.prompt_tokens + finished.usage.completion_tokens);
+  usage->set_cached_tokens(finished.usage.cached_tokens);
+  const KvReport& r = finished.usage.kv;
+  v1::KvReport* kv = usage->mutable_kv();
+  kv->set_policy(r.policy);
+  kv->set_reason(r.reason);
+  kv->set_device_bytes(r.device_bytes);
+  kv->set_host_bytes(r.host_bytes);
+  kv->set_full_bytes(r.full_bytes);
+  kv->set_bytes_ratio(r.bytes_ratio);
+  kv->set_peak_bytes_ratio(r.peak_bytes_ratio);
+  kv->set_lists(r.lists);
+  kv->set_entries_kept(r.entries_kept);
+  kv->set_entries_merged(r.entries_merged);
+  kv->set_entries_dropped(r.entries_dropped);
+  kv->set_entries_on_host(r.entries_on_host);
+  kv->set_key_bits(r.key_bits);
+  kv->set_value_bits(r.value_bits);
+  for (const auto& [format, count] : r.entries_by_format) (*kv->mutable_entries_by_format())[format] = count;
+  kv->set_zooms(r.zooms);
+  kv->set_zoom_tokens(r.zoom_tokens);
+  kv->set_fetched_bytes(r.fetched_bytes);
+  kv->set_read_bytes_per_token(r.read_bytes_per_token);
+  kv->set_full_read_bytes_per_token(r.full_read_bytes_per_token);
+  kv->set_lowered(r.lowered);
+  if (r.estimated_error) kv->set_estimated_error(*r.estimated_error);
+  return out;
+}
+
+v1::GetStatsResponse StatsToProto(const EngineStats& stats) {
+  v1::GetStatsResponse out;
+  out.set_requests_running(stats.requests_running);
+  out.set_requests_waiting(stats.requests_waiting);
+  out.set_queue_prompt_tokens(stats.queue_prompt_tokens);
+  out.set_queue_oldest_age_s(stats.queue_oldest_age_s);
+  out.set_prompt_tokens(stats.prompt_tokens);
+  out.set_recomputed_tokens(stats.recomputed_tokens);
+  out.set_generated_tokens(stats.generated_tokens);
+  out.set_preemptions(stats.preemptions);
+  out.set_steps(stats.steps);
+  out.set_weight_bytes(stats.weight_bytes);
+  out.set_kv_capacity_bytes(stats.kv.capacity_bytes);
+  out.set_kv_resident_bytes(stats.kv.resident_bytes);
+  out.set_kv_pages(stats.kv.pages);
+  out.set_kv_small_pages(stats.kv.small_pages);
+  out.set_kv_sequences(stats.kv.num_sequences);
+  return out;
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message()));
+}
+
+}  // namespace loupe

@@ -1,0 +1,282 @@
+#include "server/grpc_service.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <atomic>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/text/stream_decoder.h"
+#include "loupe/v1/admin.grpc.pb.h"
+#include "loupe/v1/inference.grpc.pb.h"
+#include "server/convert_proto.h"
+#include "server/grpc_stream.h"
+
+namespace loupe {
+namespace {
+
+constexpr int kMaxMessageBytes = 16 << 20;
+constexpr std::chrono::milliseconds kDeadlineMargin{100};  // so that partial text still reaches the caller
+constexpr int kRetryPushbackMs = 1000;
+
+std::string NewRequestId() {
+  static std::atomic<uint64_t> counter{std::random_device{}()};
+  return absl::StrFormat("req-%08x%08x", std::random_device{}(), static_cast<uint32_t>(counter.fetch_add(1)));
+}
+
+absl::StatusOr<Engine*> FindEngine(ServerContext& context) {
+  if (Engine* engine = context.engine.load()) return engine;
+  return absl::UnavailableError(absl::StrCat("the server is ", PhaseName(context.lifecycle->phase()), "; try again"));
+}
+
+absl::Status CheckModel(const ServerContext& context, const std::string& model) {
+  if (model.empty() || model == context.model_name) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("model '", model, "' is not served here; this server has '", context.model_name, "'"));
+}
+
+void SetDeadline(const grpc::CallbackServerContext& call, int timeout_ms, Request* request) {
+  const auto steady = std::chrono::steady_clock::now();
+  const auto call_deadline = call.deadline();
+  // gRPC says "none" by the end of time.
+  if (call_deadline < std::chrono::system_clock::now() + std::chrono::hours(24 * 365)) {
+    request->deadline = steady + std::chrono::duration_cast<SteadyTime::duration>(call_deadline - std::chrono::system_clock::now()) -
+                        kDeadlineMargin;
+  }
+  if (timeout_ms > 0) {
+    const SteadyTime own = steady + std::chrono::milliseconds(timeout_ms);
+    if (!request->deadline || own < *request->deadline) request->deadline = own;
+  }
+}
+
+template <class Message>
+std::string EchoOf(const Message& message, const Engine& engine) {
+  if constexpr (std::is_same_v<Message, v1::GenerateRequest>) {
+    if (!message.echo()) return "";
+    if (message.input_case() == v1::GenerateRequest::kPrompt) return message.prompt();
+    const auto& ids = message.prompt_token_ids().ids();
+    return engine.tokenizer().Decode(std::vector<int32_t>(ids.begin(), ids.end()), false);
+  }
+  return "";
+}
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+class InferenceService : public v1::Inference::CallbackService {
+ public:
+  InferenceService(ServerContext& context, boost::asio::thread_pool& pool) : context_(context), pool_(pool) {}
+
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* call,
+                                                           const v1::GenerateRequest* request) override {
+    return Open<v1::GenerateResponse>(call, *request, Api::kGrpcGenerate);
+  }
+  grpc::ServerWriteReactor<v1::ChatResponse>* Chat(grpc::CallbackServerContext* call, const v1::ChatRequest* request) override {
+    return Open<v1::ChatResponse>(call, *request, Api::kGrpcChat);
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* call, const v1::TokenizeRequest* request,
+                                     v1::TokenizeResponse* response) override {
+    const auto engine = FindEngine(context_);
+    if (!engine.ok()) return Answer(call, engine.status());
+    if (absl::Status model = CheckModel(context_, request->model()); !model.ok()) return Answer(call, model);
+    const Tokenizer& tokenizer = (*engine)->tokenizer();
+    for (const int32_t id : tokenizer.Encode(request->text(), request->add_special(), request->parse_special())) {
+      response->add_tokens(id);
+      response->add_pieces(std::string(tokenizer.Piece(id)));
+    }
+    return Answer(call, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* call, const v1::DetokenizeRequest* request,
+                                       v1::DetokenizeResponse* response) override {
+    const auto engine = FindEngine(context_);
+    if (!engine.ok()) return Answer(call, engine.status());
+    if (absl::Status model = CheckModel(context_, request->model()); !model.ok()) return Answer(call, model);
+    const Tokenizer& tokenizer = (*engine)->tokenizer();
+    for (const int32_t id : request->tokens()) {
+      if (id < 0 || id >= tokenizer.vocab_size()) {
+        return Answer(call, absl::InvalidArgumentError(
+                                absl::StrCat("tokens: ", id, " is not a token id from 0 to ", tokenizer.vocab_size() - 1)));
+      }
+    }
+    // A proto string must be UTF-8: bytes that are none become U+FFFD, as in a stream.
+    StreamDecoder decoder(tokenizer, {}, false);
+    std::string text;
+    for (const int32_t id : request->tokens()) text += decoder.Push(id);
+    response->set_text(text + decoder.Flush());
+    return Answer(call, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call, const v1::ListModelsRequest*,
+                                       v1::ListModelsResponse* response) override {
+    const auto engine = FindEngine(context_);
+    if (!engine.ok()) return Answer(call, engine.status());
+    v1::Model* model = response->add_models();
+    model->set_id(context_.model_name);
+    model->set_max_model_len((*engine)->max_context());
+    model->set_created(context_.created_unix_s);
+    return Answer(call, absl::OkStatus());
+  }
+
+  grpc::ServerUnaryReactor* ListKvPolicies(grpc::CallbackServerContext* call, const v1::ListKvPoliciesRequest*,
+                                           v1::ListKvPoliciesResponse*) override {
+    return Answer(call, absl::UnimplementedError("ListKvPolicies comes with the policies; this build has 'full' (and 'auto', which is it)"));
+  }
+
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call, const v1::CancelRequest* request,
+                                   v1::CancelResponse* response) override {
+    const auto engine = FindEngine(context_);
+    if (!engine.ok()) return Answer(call, engine.status());
+    response->set_found((*engine)->Cancel(request->request_id()));
+    return Answer(call, absl::OkStatus());
+  }
+
+ private:
+  template <class Response, class Message>
+  grpc::ServerWriteReactor<Response>* Open(grpc::CallbackServerContext* call, const Message& message, Api api) {
+    const std::string id = message.request_id().empty() ? NewRequestId() : message.request_id();
+    auto stream = std::make_shared<GrpcStream<Response>>(pool_, GrpcCallLog(context_.metrics, api, id));
+    std::string echo;
+    const auto submitted = Submit(*call, message, id, &echo);
+    if (submitted.ok()) {
+      stream->Begin(*submitted, std::move(echo), message.sampling().has_n() ? message.sampling().n() : 1);
+    } else {
+      context_.metrics->CountRejected(RejectReasonOf(submitted.status()));
+      if (submitted.status().code() == absl::StatusCode::kResourceExhausted) {
+        call->AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(kRetryPushbackMs));
+      }
+      stream->Refuse(submitted.status());
+    }
+    return stream.get();
+  }
+
+  template <class Message>
+  absl::StatusOr<std::shared_ptr<ResponseStream>> Submit(const grpc::CallbackServerContext& call, const Message& message,
+                                                         const std::string& id, std::string* echo) {
+    const auto engine = FindEngine(context_);
+    if (!engine.ok()) return engine.status();
+    if (absl::Status model = CheckModel(context_, message.model()); !model.ok()) return model;
+    const SteadyTime arrival = std::chrono::steady_clock::now();
+    auto request = RequestFromProto(message, **engine);
+    if (!request.ok()) return request.status();
+    context_.metrics->ObserveTokenize(std::chrono::duration<double>(std::chrono::steady_clock::now() - arrival).count());
+    request->id = id;
+    request->arrival = arrival;
+    SetDeadline(call, message.timeout_ms(), &*request);
+    *echo = EchoOf(message, **engine);
+    return (*engine)->Submit(*std::move(request));
+  }
+
+  ServerContext& context_;
+  boost::asio::thread_pool& pool_;
+};
+
+class AdminService : public v1::Admin::CallbackService {
+ public:
+  AdminService(ServerContext& context, std::function<void()> drain) : context_(context), drain_(std::move(drain)) {}
+
+  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* call, const v1::GetStatsRequest*,
+                                     v1::GetStatsResponse* response) override {
+    const auto engine = FindEngine(context_);
+    if (engine.ok()) *response = StatsToProto((*engine)->Stats());
+    return Answer(call, engine.status());
+  }
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call, const v1::DrainRequest*, v1::DrainResponse*) override {
+    drain_();
+    return Answer(call, absl::OkStatus());
+  }
+  grpc::ServerUnaryReactor* ResetPrefixCache(grpc::CallbackServerContext* call, const v1::ResetPrefixCacheRequest*,
+                                             v1::ResetPrefixCacheResponse*) override {
+    return Answer(call, absl::UnimplementedError("ResetPrefixCache comes with the prefix cache; this build has none"));
+  }
+
+ private:
+  ServerContext& context_;
+  std::function<void()> drain_;
+};
+
+}  // namespace
+
+struct GrpcServer::Impl {
+  // Pumps of streams run here; destroyed after the server, whose calls use it.
+  boost::asio::thread_pool pool{1};
+  std::unique_ptr<grpc::Service> service;
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;
+};
+
+GrpcServer::GrpcServer() : impl_(std::make_unique<Impl>()) {}
+GrpcServer::~GrpcServer() {
+  if (impl_->server) Shutdown(std::chrono::steady_clock::now());
+  impl_->pool.join();
+}
+int GrpcServer::port() const { return impl_->port; }
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const std::string& address, grpc::Service* service, int* port) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == address.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("'", address, "' is not HOST:PORT"));
+  }
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
+  builder.RegisterService(service);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  // Two servers on one port would split the calls between them at random.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Clients that ping between calls are welcome; by default gRPC answers them with GOAWAY.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || *port == 0) {
+    return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address, " for gRPC: the port is in use or the address is not "
+                                                 "this machine's; choose another with --grpc HOST:PORT"));
+  }
+  return server;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerContext& context, const std::string& address) {
+  auto out = std::unique_ptr<GrpcServer>(new GrpcServer());
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  out->impl_->service = std::make_unique<InferenceService>(context, out->impl_->pool);
+  auto server = Listen(address, out->impl_->service.get(), &out->impl_->port);
+  if (!server.ok()) return server.status();
+  out->impl_->server = *std::move(server);
+  out->SetServing(false);
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartAdmin(ServerContext& context, const std::string& address,
+                                                                   std::function<void()> drain) {
+  auto out = std::unique_ptr<GrpcServer>(new GrpcServer());
+  out->impl_->service = std::make_unique<AdminService>(context, std::move(drain));
+  auto server = Listen(address, out->impl_->service.get(), &out->impl_->port);
+  if (!server.ok()) return server.status();
+  out->impl_->server = *std::move(server);
+  return out;
+}
+
+void GrpcServer::SetServing(bool serving) {
+  grpc::HealthCheckServiceInterface* health = impl_->server->GetHealthCheckService();
+  if (health == nullptr) return;
+  health->SetServingStatus(serving);
+  health->SetServingStatus("loupe.v1.Inference", serving);
+}
+
+void GrpcServer::Shutdown(SteadyTime until) {
+  const auto left = until - std::chrono::steady_clock::now();
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::system_clock::duration>(left));
+  impl_->server->Wait();
+}
+
+}  // namespace loupe
