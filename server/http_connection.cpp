@@ -1,0 +1,418 @@
+#include "server/http_connection.h"
+
+#include <cstdio>
+#include <ctime>
+#include <random>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "boost/asio/as_tuple.hpp"
+#include "boost/asio/post.hpp"
+#include "boost/asio/use_awaitable.hpp"
+#include "boost/asio/write.hpp"
+#include "boost/beast/core/error.hpp"
+#include "boost/beast/http/read.hpp"
+#include "boost/beast/http/status.hpp"
+#include "server/logging.h"
+#include "spdlog/spdlog.h"
+
+namespace loupe {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using Json = nlohmann::ordered_json;
+
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+constexpr size_t kMaxBuffered = 256 << 10;   // bytes read ahead: a header, or pipelined requests
+constexpr size_t kMaxPipelined = 64 << 10;   // beyond it reading pauses while an answer is written
+constexpr size_t kMaxIdBytes = 128;
+constexpr int64_t kLingerBytes = 256 << 20;  // of a refused body, read and thrown away
+constexpr std::chrono::seconds kLingerTime{10};
+
+bool FitToEcho(std::string_view id) {
+  if (id.empty() || id.size() > kMaxIdBytes) return false;
+  for (const char c : id) {
+    if (c <= ' ' || c > '~') return false;
+  }
+  return true;
+}
+
+std::string MakeRequestId() {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  char text[33];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(random()),
+                static_cast<unsigned long long>(random()));
+  return text;
+}
+
+std::string HttpDate() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[40];
+  std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &utc);
+  return text;
+}
+
+std::string ToString(beast::string_view text) { return std::string(text.data(), text.size()); }
+
+}  // namespace
+
+HttpConnection::HttpConnection(asio::ip::tcp::socket socket, HttpShared& shared)
+    : shared_(shared), stream_(std::move(socket)), timer_(stream_.get_executor()), buffer_(kMaxBuffered) {
+  boost::system::error_code ignored;
+  stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+}
+
+HttpConnection::~HttpConnection() {
+  if (holds_large_body_) --shared_.large_bodies;
+}
+
+asio::awaitable<void> HttpConnection::Run() {
+  while (co_await ReadRequest()) {
+    co_await Handle();
+    if (gone_ || !keep_alive_) break;
+  }
+  if (!gone_) co_await Linger();
+}
+
+// ---- reading
+
+asio::awaitable<bool> HttpConnection::ReadRequest() {
+  log = Json::object();
+  status_ = 0;
+  streaming_ = chunked_ = false;
+  if (holds_large_body_) --shared_.large_bodies;
+  holds_large_body_ = false;
+  request_ = HttpRequest();
+  if (!co_await ReadHeader()) co_return false;
+  if (!co_await ReadBody()) co_return false;
+  TakeRequest();
+  co_return true;
+}
+
+asio::awaitable<bool> HttpConnection::ReadHeader() {
+  if (buffer_.size() == 0) {
+    idle_ = true;
+    if (stopping_) co_return false;
+    stream_.expires_after(shared_.options.idle_timeout);
+    const auto [error, bytes] = co_await stream_.async_read_some(buffer_.prepare(4096), kAwait);
+    if (error) {
+      gone_ = true;
+      co_return false;
+    }
+    buffer_.commit(bytes);
+  }
+  idle_ = false;
+  parser_.emplace();
+  parser_->header_limit(static_cast<uint32_t>(shared_.options.max_header_bytes));
+  parser_->body_limit(static_cast<uint64_t>(shared_.context.max_body_bytes));
+  stream_.expires_after(shared_.options.header_timeout);
+  const auto [error, bytes] = co_await http::async_read_header(stream_, buffer_, *parser_, kAwait);
+  if (error) co_return co_await RefuseBroken(error);
+  version_ = parser_->get().version();
+  keep_alive_ = parser_->get().keep_alive();
+  co_return true;
+}
+
+asio::awaitable<bool> HttpConnection::ReadBody() {
+  if (parser_->is_done()) co_return true;
+  const auto length = parser_->content_length();
+  const bool large = parser_->chunked() || (length && *length > static_cast<uint64_t>(kLargeBody));
+  if (large) {
+    holds_large_body_ = ++shared_.large_bodies <= shared_.options.max_large_bodies;
+    if (!holds_large_body_) {
+      --shared_.large_bodies;
+      unread_body_ = true;
+      co_return co_await Refuse(503, absl::StrCat(shared_.options.max_large_bodies, " bodies over ", kLargeBody,
+                                                  " bytes are being handled; try again soon"));
+    }
+  }
+  stream_.expires_after(shared_.options.body_timeout);
+  const auto expect = parser_->get().find(http::field::expect);
+  if (expect != parser_->get().end() && absl::EqualsIgnoreCase(ToString(expect->value()), "100-continue")) {
+    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+    const auto [error, bytes] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
+    if (error) {
+      gone_ = true;
+      co_return false;
+    }
+  }
+  const auto [error, bytes] = co_await http::async_read(stream_, buffer_, *parser_, kAwait);
+  if (error) co_return co_await RefuseBroken(error);
+  co_return true;
+}
+
+// Always false: nothing more can be read from this connection.
+asio::awaitable<bool> HttpConnection::Refuse(int status, std::string message) {
+  keep_alive_ = false;
+  request_.method = "BROKEN";
+  request_.id = MakeRequestId();
+  HttpResponse response = ErrorResponse(status, message);
+  if (status == 503) response.headers.emplace_back("Retry-After", "1");
+  const auto start = std::chrono::steady_clock::now();
+  co_await Respond(std::move(response));
+  Log(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  if (!gone_) co_await Linger();
+  co_return false;
+}
+
+asio::awaitable<bool> HttpConnection::RefuseBroken(boost::system::error_code error) {
+  if (error == http::error::body_limit) {
+    unread_body_ = true;
+    co_return co_await Refuse(413, absl::StrCat("the body is larger than ", shared_.context.max_body_bytes,
+                                                " bytes; send less or raise --max-body-bytes"));
+  }
+  if (error == http::error::header_limit || error == http::error::buffer_overflow) {
+    unread_body_ = true;
+    co_return co_await Refuse(431, absl::StrCat("the header is larger than ", shared_.options.max_header_bytes, " bytes"));
+  }
+  const bool malformed = error.category() == http::make_error_code(http::error::bad_method).category() &&
+                         error != http::error::end_of_stream && error != http::error::partial_message;
+  if (malformed) co_return co_await Refuse(400, absl::StrCat("this is not HTTP/1.1: ", error.message()));
+  gone_ = true;  // left, timed out or cut
+  co_return false;
+}
+
+void HttpConnection::TakeRequest() {
+  http::request<http::string_body>& message = parser_->get();
+  request_.arrival = std::chrono::steady_clock::now();
+  request_.method = ToString(message.method_string());
+  const std::string target = ToString(message.target());
+  request_.path = target.substr(0, target.find_first_of("?#"));
+  request_.content_type = ToString(message[http::field::content_type]);
+  request_.content_encoding = ToString(message[http::field::content_encoding]);
+  request_.traceparent = ToString(message["traceparent"]);
+  request_.id = ToString(message["X-Request-Id"]);
+  if (!FitToEcho(request_.id)) request_.id = MakeRequestId();
+  request_.body = std::move(message.body());
+}
+
+// ---- answering
+
+asio::awaitable<void> HttpConnection::Handle() {
+  if (shared_.options.count_and_log) shared_.context.metrics->HttpStarted();
+  stream_.expires_never();
+  std::string failure;
+  try {
+    co_await Dispatch();
+  } catch (const std::exception& error) {  // the wall: a library threw, or memory ran out
+    failure = error.what();
+  }
+  if (!failure.empty()) spdlog::error("request {}: handler failed: {}", request_.id, failure);
+  if (!started() && !gone_) {
+    HttpResponse response = ErrorResponse(500, "the server failed to answer; this is our fault and is in its log");
+    co_await Respond(std::move(response));
+  } else if (streaming_ && !failure.empty()) {
+    gone_ = true;  // the stream is incomplete, and only a cut says so
+  }
+  co_await StopMonitor();
+  if (streaming_ && !gone_) co_await EndStream();
+  if (shared_.options.count_and_log) shared_.context.metrics->HttpFinished();
+  Log(std::chrono::duration<double>(std::chrono::steady_clock::now() - request_.arrival).count());
+}
+
+asio::awaitable<void> HttpConnection::Dispatch() {
+  const HttpRouter::Match match = shared_.router.Find(request_.method, request_.path);
+  if (match.handler != nullptr) {
+    request_.parameter = match.parameter;
+    co_await (*match.handler)(request_, *this);
+    co_return;
+  }
+  HttpResponse response;
+  if (match.allowed.empty()) {
+    response = ErrorResponse(404, absl::StrCat("no route ", request_.path.substr(0, 200), "; there are ", shared_.router.Offered()));
+  } else if (request_.method == "OPTIONS") {
+    response.status = 204;
+    response.headers.emplace_back("Allow", match.allowed);
+  } else {
+    response = ErrorResponse(405, absl::StrCat(request_.method, " is not offered on ", request_.path.substr(0, 200), "; use ", match.allowed));
+    response.headers.emplace_back("Allow", match.allowed);
+  }
+  co_await Respond(std::move(response));
+}
+
+std::string HttpConnection::Head(const HttpResponse& response, bool streaming) {
+  if (stopping_ || shared_.context.lifecycle->phase() == Phase::kDraining) keep_alive_ = false;
+  status_ = response.status;
+  std::string head = absl::StrCat("HTTP/1.1 ", response.status, " ", ToString(http::obsolete_reason(http::status(response.status))),
+                                  "\r\nDate: ", HttpDate(), "\r\nX-Request-Id: ", request_.id, "\r\n");
+  if (!request_.traceparent.empty()) absl::StrAppend(&head, "traceparent: ", request_.traceparent, "\r\n");
+  if (response.status != 204) absl::StrAppend(&head, "Content-Type: ", response.content_type, "\r\n");
+  for (const auto& [name, value] : response.headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  if (streaming) {
+    chunked_ = version_ >= 11;
+    if (chunked_) absl::StrAppend(&head, "Transfer-Encoding: chunked\r\n");
+    if (!chunked_) keep_alive_ = false;  // HTTP/1.0: the end of the connection is the end of the body
+  } else if (response.status != 204) {
+    absl::StrAppend(&head, "Content-Length: ", response.body.size(), "\r\n");
+  }
+  if (!keep_alive_) absl::StrAppend(&head, "Connection: close\r\n");
+  if (keep_alive_ && version_ < 11) absl::StrAppend(&head, "Connection: keep-alive\r\n");
+  return head + "\r\n";
+}
+
+asio::awaitable<bool> HttpConnection::Respond(HttpResponse response) {
+  std::string bytes = Head(response, false);
+  if (request_.method != "HEAD" && response.status != 204) bytes += response.body;
+  co_return co_await Send(std::move(bytes));
+}
+
+asio::awaitable<bool> HttpConnection::StartStream(HttpResponse head) {
+  std::string bytes = Head(head, true);
+  streaming_ = true;
+  co_return co_await Send(std::move(bytes));
+}
+
+asio::awaitable<bool> HttpConnection::Write(std::string data) {
+  if (data.empty()) co_return !gone_;
+  if (chunked_) {
+    char size[20];
+    std::snprintf(size, sizeof size, "%zx\r\n", data.size());
+    data = absl::StrCat(size, data, "\r\n");
+  }
+  co_return co_await Send(std::move(data));
+}
+
+asio::awaitable<void> HttpConnection::EndStream() {
+  std::string last = chunked_ ? "0\r\n\r\n" : "";
+  co_await Send(std::move(last));
+}
+
+asio::awaitable<bool> HttpConnection::Send(std::string bytes) {
+  if (gone_) co_return false;
+  stream_.expires_after(shared_.options.write_timeout);
+  const auto [error, written] = co_await asio::async_write(stream_, asio::buffer(bytes), kAwait);
+  if (error) gone_ = true;
+  co_return !gone_;
+}
+
+// ---- waiting, and noticing that the client left
+
+asio::awaitable<void> HttpConnection::Wait(SteadyTime until) {
+  if (!monitoring_ && !gone_) Monitor();
+  if (!signalled_ && !gone_) {
+    timer_.expires_at(until);
+    co_await timer_.async_wait(kAwait);
+  }
+  signalled_ = false;
+}
+
+void HttpConnection::Wake() {
+  signalled_ = true;
+  timer_.cancel();
+}
+
+std::function<void()> HttpConnection::Waker() {
+  return [weak = weak_from_this(), executor = stream_.get_executor()] {
+    asio::post(executor, [weak] {
+      if (const auto self = weak.lock()) static_cast<HttpConnection&>(*self).Wake();
+    });
+  };
+}
+
+void HttpConnection::Monitor() {
+  if (buffer_.size() >= kMaxPipelined) return;
+  monitoring_ = true;
+  stream_.expires_never();
+  stream_.async_read_some(buffer_.prepare(4096), [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
+    self->monitoring_ = false;
+    if (!error) {
+      self->buffer_.commit(bytes);
+      if (!self->stop_monitor_) self->Monitor();
+    } else if (!(self->stop_monitor_ && error == asio::error::operation_aborted)) {
+      self->gone_ = true;
+    }
+    if (self->gone_ || self->stop_monitor_) self->Wake();
+  });
+}
+
+asio::awaitable<void> HttpConnection::StopMonitor() {
+  stop_monitor_ = true;
+  if (monitoring_) stream_.cancel();
+  while (monitoring_) {
+    timer_.expires_after(std::chrono::seconds(1));
+    co_await timer_.async_wait(kAwait);
+  }
+  stop_monitor_ = signalled_ = false;
+}
+
+// ---- the end
+
+// Closing with unread bytes makes the kernel send a reset, which can overtake the answer. So what still comes is read
+// and thrown away for a while.
+asio::awaitable<void> HttpConnection::Linger() {
+  boost::system::error_code ignored;
+  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  if (!unread_body_ && buffer_.size() == 0) co_return;
+  unread_body_ = false;
+  stream_.expires_after(kLingerTime);
+  std::string trash(64 << 10, '\0');
+  for (int64_t left = kLingerBytes; left > 0;) {
+    const auto [error, bytes] = co_await stream_.async_read_some(asio::buffer(trash), kAwait);
+    if (error) break;
+    left -= static_cast<int64_t>(bytes);
+  }
+  gone_ = true;
+}
+
+void HttpConnection::CloseWhenIdle() {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
+    self->stopping_ = true;
+    if (self->idle_) self->stream_.cancel();
+  });
+}
+
+void HttpConnection::CloseNow() {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
+    self->stopping_ = true;
+    self->gone_ = true;
+    self->stream_.close();
+    self->Wake();
+  });
+}
+
+void HttpConnection::Log(double seconds) {
+  if (!shared_.options.count_and_log) return;
+  Json fields = {{"request_id", request_.id},
+                 {"method", request_.method},
+                 {"path", request_.path.substr(0, 200)},
+                 {"status", gone_ ? 499 : status_},
+                 {"duration_s", seconds}};
+  if (!request_.traceparent.empty()) fields["traceparent"] = request_.traceparent.substr(0, 100);
+  fields.update(log);
+  LogEvent("request", fields);
+}
+
+// ---- messages
+
+HttpHandler Immediate(std::function<HttpResponse(const HttpRequest&)> answer) {
+  return [answer = std::move(answer)](const HttpRequest& request, HttpExchange& exchange) -> asio::awaitable<void> {
+    HttpResponse response = answer(request);
+    co_await exchange.Respond(std::move(response));
+  };
+}
+
+Json ErrorObject(int status, const std::string& message, const std::string& param, const std::string& code) {
+  const char* type = status == 401                    ? "authentication_error"
+                     : status == 429                  ? "rate_limit_error"
+                     : status == 503                  ? "service_unavailable_error"
+                     : status >= 400 && status < 500 ? "invalid_request_error"
+                                                      : "server_error";
+  return {{"error",
+           {{"message", message},
+            {"type", type},
+            {"param", param.empty() ? Json(nullptr) : Json(param)},
+            {"code", code.empty() ? Json(nullptr) : Json(code)}}}};
+}
+
+HttpResponse ErrorResponse(int status, const std::string& message, const std::string& param, const std::string& code) {
+  HttpResponse response;
+  response.status = status;
+  response.body = ErrorObject(status, message, param, code).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return response;
+}
+
+}  // namespace loupe

@@ -1,0 +1,303 @@
+#include "server/openai_response.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <map>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/http_json.h"
+#include "server/kv_json.h"
+
+namespace loupe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The library replaces or drops what is not UTF-8; where it does neither, all of it is.
+bool IsUtf8(const std::string& bytes) {
+  const Json text = bytes;
+  return text.dump(-1, ' ', false, Json::error_handler_t::replace) == text.dump(-1, ' ', false, Json::error_handler_t::ignore);
+}
+
+int64_t CountCharacters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
+// A token that is no whole character, as OpenAI's completions spell it.
+std::string TokenKey(const std::string& bytes) {
+  if (IsUtf8(bytes)) return bytes;
+  std::string key = "bytes:";
+  for (const char c : bytes) {
+    char hex[8];
+    std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(c));
+    key += hex;
+  }
+  return key;
+}
+
+Json ChatToken(const TokenAlternative& token) {
+  Json bytes = Json::array();
+  for (const char c : token.bytes) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", token.bytes}, {"logprob", SafeLogprob(token.logprob)}, {"bytes", std::move(bytes)}};
+}
+
+}  // namespace
+
+std::string SseFrame(const Json& json) { return absl::StrCat("data: ", DumpJson(json), "\n\n"); }
+
+double SafeLogprob(float logprob) { return std::isfinite(logprob) && logprob > -9999.0f ? static_cast<double>(logprob) : -9999.0; }
+
+// Clients know four reasons. An answer that was cut, by whomever, is incomplete: `length`; stop_reason says why.
+const char* OpenAiFinishReason(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kToolCalls: return "tool_calls";
+    case FinishReason::kLength:
+    case FinishReason::kCancelled:
+    case FinishReason::kDeadline:
+    case FinishReason::kError: return "length";
+  }
+  return "stop";
+}
+
+Json StopReason(const Finished& finished, const SamplingParams& sampling) {
+  const std::string& reason = finished.stop_reason;
+  if (reason.empty()) {
+    if (finished.reason == FinishReason::kCancelled) return "cancelled";
+    if (finished.reason == FinishReason::kDeadline) return "deadline";
+    return nullptr;
+  }
+  const bool is_text = std::find(sampling.stop.begin(), sampling.stop.end(), reason) != sampling.stop.end();
+  int32_t id = 0;
+  if (finished.reason == FinishReason::kStop && !is_text && absl::SimpleAtoi(reason, &id)) return id;
+  return reason;
+}
+
+Json ChatLogprobs(const std::vector<TokenLogprobs>& tokens) {
+  Json content = Json::array();
+  for (const TokenLogprobs& token : tokens) {
+    Json entry = ChatToken(token.chosen);
+    entry["top_logprobs"] = Json::array();
+    for (const TokenAlternative& other : token.top) entry["top_logprobs"].push_back(ChatToken(other));
+    content.push_back(std::move(entry));
+  }
+  return {{"content", std::move(content)}, {"refusal", nullptr}};
+}
+
+Json CompletionLogprobs(const std::vector<TokenLogprobs>& tokens, int64_t* offset) {
+  Json out = {{"text_offset", Json::array()}, {"token_logprobs", Json::array()}, {"tokens", Json::array()}, {"top_logprobs", Json::array()}};
+  for (const TokenLogprobs& token : tokens) {
+    out["text_offset"].push_back(*offset);
+    out["token_logprobs"].push_back(SafeLogprob(token.chosen.logprob));
+    out["tokens"].push_back(TokenKey(token.chosen.bytes));
+    Json top = Json::object();
+    for (const TokenAlternative& other : token.top) top[TokenKey(other.bytes)] = SafeLogprob(other.logprob);
+    top[TokenKey(token.chosen.bytes)] = SafeLogprob(token.chosen.logprob);  // the chosen one is always there
+    out["top_logprobs"].push_back(std::move(top));
+    *offset += CountCharacters(token.chosen.bytes);
+  }
+  return out;
+}
+
+KvReport SumReports(const std::vector<KvReport>& reports) {
+  if (reports.empty()) return {};
+  KvReport sum = reports.front();
+  std::map<std::string, int64_t> formats(sum.entries_by_format.begin(), sum.entries_by_format.end());
+  for (size_t i = 1; i < reports.size(); ++i) {
+    const KvReport& r = reports[i];
+    sum.device_bytes += r.device_bytes;
+    sum.host_bytes += r.host_bytes;
+    sum.full_bytes += r.full_bytes;
+    sum.peak_bytes_ratio = std::max(sum.peak_bytes_ratio, r.peak_bytes_ratio);
+    sum.lists += r.lists;
+    sum.entries_kept += r.entries_kept;
+    sum.entries_merged += r.entries_merged;
+    sum.entries_dropped += r.entries_dropped;
+    sum.entries_on_host += r.entries_on_host;
+    sum.key_bits = std::max(sum.key_bits, r.key_bits);
+    sum.value_bits = std::max(sum.value_bits, r.value_bits);
+    for (const auto& [name, count] : r.entries_by_format) formats[name] += count;
+    sum.zooms += r.zooms;
+    sum.zoom_tokens += r.zoom_tokens;
+    sum.fetched_bytes += r.fetched_bytes;
+    sum.read_bytes_per_token += r.read_bytes_per_token;
+    sum.full_read_bytes_per_token += r.full_read_bytes_per_token;
+    sum.lowered += r.lowered;
+    if (r.estimated_error) sum.estimated_error = std::max(sum.estimated_error.value_or(0), *r.estimated_error);
+  }
+  if (reports.size() > 1 && sum.full_bytes > 0) sum.bytes_ratio = static_cast<double>(sum.device_bytes) / static_cast<double>(sum.full_bytes);
+  sum.entries_by_format.assign(formats.begin(), formats.end());
+  return sum;
+}
+
+Answer::Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts)
+    : request_(request),
+      id_(absl::StrCat(request.endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-", id)),
+      model_(std::move(model)),
+      created_unix_s_(std::time(nullptr)),
+      prompts_(std::move(prompts)),
+      choices_(prompts_.size() * static_cast<size_t>(request.engine.n)) {
+  if (!request_.echo) return;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const std::string& echoed = request_.prompts[i / static_cast<size_t>(request_.engine.n)].text;
+    choices_[i].text = echoed;
+    choices_[i].text_offset = CountCharacters(echoed);
+  }
+}
+
+// ---- gathering and streaming
+
+Json Answer::Chunk(Json choices) const {
+  const bool chat = request_.endpoint == Endpoint::kChat;
+  Json chunk = {{"id", id_},
+                {"object", chat ? "chat.completion.chunk" : "text_completion"},
+                {"created", created_unix_s_},
+                {"model", model_},
+                {"choices", std::move(choices)}};
+  if (request_.continuous_usage) {
+    chunk["usage"] = {{"prompt_tokens", prompt_tokens()},
+                      {"completion_tokens", completion_tokens()},
+                      {"total_tokens", prompt_tokens() + completion_tokens()}};
+  } else if (request_.include_usage) {
+    chunk["usage"] = nullptr;
+  }
+  return chunk;
+}
+
+Json Answer::ChunkChoice(int index, const std::string& text) const {
+  Json choice = {{"index", index}};
+  if (request_.endpoint == Endpoint::kChat) {
+    choice["delta"] = Json::object();
+    if (!text.empty()) choice["delta"]["content"] = text;
+  } else {
+    choice["text"] = text;
+  }
+  choice["logprobs"] = nullptr;
+  choice["finish_reason"] = nullptr;
+  return choice;
+}
+
+// The first frame of a choice: the role of a chat message, the echoed prompt of a completion.
+void Answer::Open(int index, std::string* frames) {
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  if (choice.opened) return;
+  choice.opened = true;
+  Json first = ChunkChoice(index, request_.echo ? choice.text : "");
+  const bool chat = request_.endpoint == Endpoint::kChat;
+  if (chat) first["delta"] = {{"role", "assistant"}, {"content", ""}};
+  if (request_.return_token_ids) first["prompt_token_ids"] = prompts_[static_cast<size_t>(index / request_.engine.n)];
+  if (chat || request_.echo || request_.return_token_ids) *frames += SseFrame(Chunk(Json::array({std::move(first)})));
+}
+
+void Answer::Add(int prompt, const Delta& delta, std::string* frames) {
+  const int index = prompt * request_.engine.n + delta.index;
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  if (frames != nullptr) Open(index, frames);
+  choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+  if (frames == nullptr) {
+    choice.text += delta.text;
+    choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    return;
+  }
+  const bool has_logprobs = request_.logprobs && !delta.logprobs.empty();
+  if (delta.text.empty() && !has_logprobs && !request_.return_token_ids) return;  // half a character, or a held-back stop
+  Json out = ChunkChoice(index, delta.text);
+  if (has_logprobs) {
+    const bool chat = request_.endpoint == Endpoint::kChat;
+    out["logprobs"] = chat ? ChatLogprobs(delta.logprobs) : CompletionLogprobs(delta.logprobs, &choice.text_offset);
+  }
+  if (request_.return_token_ids) out["token_ids"] = delta.token_ids;
+  *frames += SseFrame(Chunk(Json::array({std::move(out)})));
+}
+
+void Answer::Add(int prompt, const Finished& finished, std::string* frames) {
+  const int index = prompt * request_.engine.n + finished.index;
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  if (choice.finished) return;
+  choice.finished = true;
+  choice.end = finished;
+  ++num_finished_;
+  if (frames == nullptr) return;
+  Open(index, frames);
+  Json out = ChunkChoice(index, "");
+  out["finish_reason"] = OpenAiFinishReason(finished.reason);
+  out["stop_reason"] = StopReason(finished, request_.engine.sampling);
+  *frames += SseFrame(Chunk(Json::array({std::move(out)})));
+}
+
+std::string Answer::LastFrames() const {
+  std::string frames;
+  if (request_.include_usage) {
+    Json chunk = Chunk(Json::array());
+    chunk["usage"] = Usage();
+    frames = SseFrame(chunk);
+  }
+  return frames + kSseDone;
+}
+
+// ---- the whole
+
+int Answer::prompt_tokens() const {
+  size_t sum = 0;
+  for (const auto& prompt : prompts_) sum += prompt.size();
+  return static_cast<int>(sum);
+}
+
+int Answer::completion_tokens() const {
+  int sum = 0;
+  for (const Choice& choice : choices_) {
+    sum += choice.finished ? choice.end.usage.completion_tokens : static_cast<int>(choice.token_ids.size());
+  }
+  return sum;
+}
+
+Json Answer::Usage() const {
+  int cached = 0;
+  std::vector<KvReport> reports;
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    if (!choices_[i].finished) continue;
+    // The samples of one prompt share its entries, so its cached tokens count once.
+    if (i % static_cast<size_t>(request_.engine.n) == 0) cached += choices_[i].end.usage.cached_tokens;
+    reports.push_back(choices_[i].end.usage.kv);
+  }
+  return {{"prompt_tokens", prompt_tokens()},
+          {"completion_tokens", completion_tokens()},
+          {"total_tokens", prompt_tokens() + completion_tokens()},
+          {"prompt_tokens_details", {{"cached_tokens", cached}}},
+          {"kv", KvReportToJson(SumReports(reports))}};
+}
+
+Json Answer::Whole() const {
+  const bool chat = request_.endpoint == Endpoint::kChat;
+  Json choices = Json::array();
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& choice = choices_[i];
+    Json out = {{"index", i}};
+    if (chat) {
+      out["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    } else {
+      out["text"] = choice.text;
+    }
+    int64_t offset = choice.text_offset;
+    out["logprobs"] = !request_.logprobs ? Json(nullptr) : chat ? ChatLogprobs(choice.logprobs) : CompletionLogprobs(choice.logprobs, &offset);
+    out["finish_reason"] = OpenAiFinishReason(choice.end.reason);
+    out["stop_reason"] = StopReason(choice.end, request_.engine.sampling);
+    if (request_.return_token_ids) {
+      out["token_ids"] = choice.token_ids;
+      if (!chat) out["prompt_token_ids"] = prompts_[i / static_cast<size_t>(request_.engine.n)];
+    }
+    choices.push_back(std::move(out));
+  }
+  Json whole = {{"id", id_},
+                {"object", chat ? "chat.completion" : "text_completion"},
+                {"created", created_unix_s_},
+                {"model", model_},
+                {"choices", std::move(choices)},
+                {"usage", Usage()}};
+  if (chat && request_.return_token_ids) whole["prompt_token_ids"] = prompts_.front();
+  return whole;
+}
+
+}  // namespace loupe

@@ -1,0 +1,78 @@
+// What clients get to see: OpenAI's objects from what the engine streams. An Answer gathers the events of one HTTP
+// request (all its prompts and samples) and makes either frames as they come or one object at the end. Used by one
+// handler, on its strand; knows nothing of sockets.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "nlohmann/json.hpp"
+#include "server/openai_request.h"
+
+namespace loupe {
+
+// One choice of the answer: one sample of one prompt.
+struct Choice {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<TokenLogprobs> logprobs;
+  bool opened = false;   // its first frame is out
+  bool finished = false;
+  Finished end;
+  int64_t text_offset = 0;  // characters before the next token, for completion logprobs
+};
+
+class Answer {
+ public:
+  // `prompts` are the ids that were submitted, one entry a prompt; choice index = prompt * n + sample.
+  Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts);
+
+  // Gather. The frames of a streaming answer ("data: {...}\n\n") are appended to `frames` if it is not null.
+  void Add(int prompt, const Delta& delta, std::string* frames);
+  void Add(int prompt, const Finished& finished, std::string* frames);
+
+  bool finished() const { return num_finished_ == choices_.size(); }
+  const std::vector<Choice>& choices() const { return choices_; }
+  int completion_tokens() const;
+  int prompt_tokens() const;
+
+  // The whole answer (chat.completion, text_completion).
+  nlohmann::ordered_json Whole() const;
+  // What closes a stream: the usage chunk if asked for, then [DONE].
+  std::string LastFrames() const;
+
+  nlohmann::ordered_json Usage() const;
+
+ private:
+  nlohmann::ordered_json Chunk(nlohmann::ordered_json choices) const;
+  nlohmann::ordered_json ChunkChoice(int index, const std::string& text) const;
+  void Open(int index, std::string* frames);
+
+  const ApiRequest& request_;
+  const std::string id_;
+  const std::string model_;
+  const int64_t created_unix_s_;
+  const std::vector<std::vector<int32_t>> prompts_;
+  std::vector<Choice> choices_;
+  size_t num_finished_ = 0;
+};
+
+// ---- the parts, for themselves
+std::string SseFrame(const nlohmann::ordered_json& json);  // "data: {...}\n\n"
+inline constexpr const char* kSseDone = "data: [DONE]\n\n";
+inline constexpr const char* kSsePing = ": still working\n\n";
+
+const char* OpenAiFinishReason(FinishReason reason);
+// The exact cause: the matched stop string, the matched token id as a number, "deadline", "context"; null for a plain end.
+nlohmann::ordered_json StopReason(const Finished& finished, const SamplingParams& sampling);
+nlohmann::ordered_json ChatLogprobs(const std::vector<TokenLogprobs>& tokens);
+// `offset` is advanced by the characters of the tokens.
+nlohmann::ordered_json CompletionLogprobs(const std::vector<TokenLogprobs>& tokens, int64_t* offset);
+// The sum of several samples' reports.
+KvReport SumReports(const std::vector<KvReport>& reports);
+// OpenAI's clients and JSON know no infinity: an impossible token has -9999.
+double SafeLogprob(float logprob);
+
+}  // namespace loupe

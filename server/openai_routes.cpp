@@ -1,0 +1,231 @@
+#include "server/openai_routes.h"
+
+#include <mutex>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/http_json.h"
+#include "server/http_status.h"
+#include "server/management.h"
+#include "server/openai_answer.h"
+#include "server/openai_prompt.h"
+#include "server/openai_request.h"
+#include "server/openai_text.h"
+#include "server/validate.h"
+#include "server/version.h"
+
+namespace loupe {
+namespace {
+
+namespace asio = boost::asio;
+using Json = nlohmann::ordered_json;
+
+HttpResponse JsonResponse(const Json& json) {
+  HttpResponse response;
+  response.body = DumpJson(json);
+  return response;
+}
+
+// Nothing that this server could read: set for a body that is no JSON by its own account.
+bool IsJsonBody(const HttpRequest& http, HttpResponse* refusal) {
+  const std::string type = http.content_type.substr(0, http.content_type.find(';'));
+  if (!http.content_encoding.empty() && !absl::EqualsIgnoreCase(http.content_encoding, "identity")) {
+    *refusal = ErrorResponse(415, absl::StrCat("Content-Encoding ", http.content_encoding.substr(0, 60), " is not offered; send the body as it is"));
+    return false;
+  }
+  if (type.empty() || absl::StartsWithIgnoreCase(type, "application/json")) return true;
+  *refusal = ErrorResponse(415, absl::StrCat("Content-Type is ", type.substr(0, 60), ", must be application/json"));
+  return false;
+}
+
+// Id of the engine's request for one of several prompts; the first has the client's own.
+std::string SubId(const std::string& id, size_t prompt) { return prompt == 0 ? id : absl::StrCat(id, "#", prompt); }
+
+// A request that was taken: everything RunAnswer needs, at stable addresses.
+struct Taken {
+  ApiRequest request;
+  std::unique_ptr<Answer> answer;
+  StreamSet streams;
+};
+
+class OpenAiApi {
+ public:
+  explicit OpenAiApi(ServerContext& context) : context_(context) {}
+
+  asio::awaitable<void> Complete(Endpoint endpoint, const HttpRequest& http, HttpExchange& exchange);
+  HttpResponse Models() const;
+  HttpResponse Model(const HttpRequest& http) const;
+  HttpResponse Cancel(const HttpRequest& http) const;
+  HttpResponse Text(const HttpRequest& http, absl::StatusOr<Json> (*answer)(const Engine&, std::string_view)) const;
+
+ private:
+  absl::StatusOr<Engine*> engine() const;
+  absl::StatusOr<std::unique_ptr<Taken>> Take(Endpoint endpoint, const HttpRequest& http);
+  absl::Status Submit(Engine& engine, const HttpRequest& http, const std::vector<std::vector<int32_t>>& prompts, Taken* taken);
+  Json ModelEntry(const Engine& engine) const;
+
+  ServerContext& context_;
+  std::once_flag measured_;
+  int longest_token_bytes_ = 0;
+};
+
+absl::StatusOr<Engine*> OpenAiApi::engine() const {
+  Engine* engine = context_.engine;
+  if (engine != nullptr) return engine;
+  const int percent = static_cast<int>(100 * context_.lifecycle->progress());
+  return absl::UnavailableError(absl::StrCat("the model is being loaded (", PhaseName(context_.lifecycle->phase()), ", ", percent,
+                                             " %); try again soon"));
+}
+
+absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http, const std::vector<std::vector<int32_t>>& prompts, Taken* taken) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    Request request = taken->request.engine;
+    request.id = SubId(http.id, i);
+    request.prompt = prompts[i];
+    request.arrival = http.arrival;
+    if (taken->request.timeout_ms > 0) request.deadline = http.arrival + std::chrono::milliseconds(taken->request.timeout_ms);
+    auto stream = engine.Submit(std::move(request));
+    if (stream.ok()) {
+      taken->streams.Add(*std::move(stream));
+      continue;
+    }
+    const std::string message(stream.status().message());
+    if (stream.status().code() == absl::StatusCode::kNotFound) return absl::InvalidArgumentError(absl::StrCat("kv.policy: ", message));
+    return stream.status();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const HttpRequest& http) {
+  auto engine_now = engine();
+  if (!engine_now.ok()) return engine_now.status();
+  Engine& engine = **engine_now;
+  auto taken = std::make_unique<Taken>();
+  auto parsed = ParseApiRequest(endpoint, http.body, context_.strict_fields);
+  if (!parsed.ok()) return parsed.status();
+  taken->request = *std::move(parsed);
+  ApiRequest& request = taken->request;
+  if (!request.model.empty() && request.model != context_.model_name) {
+    return absl::NotFoundError(absl::StrCat("model: \"", request.model.substr(0, 100), "\" is not served here; this server has \"",
+                                            context_.model_name, "\""));
+  }
+  if (auto status = ValidateRequest(request.engine, engine.vocab_size()); !status.ok()) return status;
+  std::call_once(measured_, [&] { longest_token_bytes_ = LongestTokenBytes(engine.tokenizer()); });
+  const auto start = std::chrono::steady_clock::now();
+  const PromptLimits limits{engine.max_context(), longest_token_bytes_};
+  auto prompts = BuildPrompts(request, engine.chat_template(), engine.tokenizer(), limits);
+  if (!prompts.ok()) return prompts.status();
+  context_.metrics->ObserveTokenize(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  if (auto status = Submit(engine, http, *prompts, taken.get()); !status.ok()) return status;
+  // Ids are in range: the engine has accepted them.
+  for (ApiPrompt& prompt : request.prompts) {
+    if (request.echo && !prompt.is_text) prompt.text = engine.tokenizer().Decode(prompt.ids, /*skip_control=*/false);
+  }
+  taken->answer = std::make_unique<Answer>(request, http.id, context_.model_name, *std::move(prompts));
+  return taken;
+}
+
+// One line's worth about the answer, for the access log.
+void LogAnswer(const Answer& answer, FinishReason reason, Json* log) {
+  const Timings& t = answer.choices().front().end.timings;
+  (*log)["prompt_tokens"] = answer.prompt_tokens();
+  (*log)["completion_tokens"] = answer.completion_tokens();
+  (*log)["finish_reason"] = FinishReasonName(reason);
+  (*log)["queue_s"] = t.queue;
+  (*log)["first_token_s"] = t.first_token;
+}
+
+asio::awaitable<void> OpenAiApi::Complete(Endpoint endpoint, const HttpRequest& http, HttpExchange& exchange) {
+  const Api api = endpoint == Endpoint::kChat ? Api::kOpenAiChat : Api::kOpenAiCompletion;
+  HttpResponse refusal;
+  if (!IsJsonBody(http, &refusal)) {
+    context_.metrics->CountRequest(api, CodeClass::kClientError, FinishReason::kError);
+    context_.metrics->CountRejected(RejectReason::kInvalid);
+    co_await exchange.Respond(std::move(refusal));
+    co_return;
+  }
+  auto taken = Take(endpoint, http);
+  if (!taken.ok()) {
+    const bool loading = context_.engine == nullptr;
+    context_.metrics->CountRequest(api, CodeClassOf(HttpStatusOf(taken.status())), FinishReason::kError);
+    context_.metrics->CountRejected(loading ? RejectReason::kLoading : RejectReasonOf(taken.status()));
+    exchange.log["error"] = std::string(taken.status().message()).substr(0, 500);
+    refusal = ErrorResponse(taken.status());
+    co_await exchange.Respond(std::move(refusal));
+    co_return;
+  }
+  if (context_.log_prompts) exchange.log["body"] = http.body.substr(0, 4096);
+  Taken& t = **taken;
+  const AnswerOutcome outcome = co_await RunAnswer(t.request, *t.answer, t.streams, exchange);
+  context_.metrics->CountRequest(api, CodeClassOf(outcome.status), outcome.reason);
+  LogAnswer(*t.answer, outcome.reason, &exchange.log);
+}
+
+Json OpenAiApi::ModelEntry(const Engine& engine) const {
+  return {{"id", context_.model_name},
+          {"object", "model"},
+          {"created", context_.created_unix_s},
+          {"owned_by", "loupe"},
+          {"max_model_len", engine.max_context()}};
+}
+
+HttpResponse OpenAiApi::Models() const {
+  const auto now = engine();
+  if (!now.ok()) return ErrorResponse(now.status());
+  return JsonResponse({{"object", "list"}, {"data", Json::array({ModelEntry(**now)})}});
+}
+
+HttpResponse OpenAiApi::Model(const HttpRequest& http) const {
+  const auto now = engine();
+  if (!now.ok()) return ErrorResponse(now.status());
+  if (http.parameter == context_.model_name) return JsonResponse(ModelEntry(**now));
+  return ErrorResponse(absl::NotFoundError(absl::StrCat("model: \"", http.parameter.substr(0, 100), "\" is not served here; this server has \"",
+                                                        context_.model_name, "\"")));
+}
+
+HttpResponse OpenAiApi::Cancel(const HttpRequest& http) const {
+  const auto now = engine();
+  if (!now.ok()) return ErrorResponse(now.status());
+  bool found = false;
+  for (size_t prompt = 0; prompt < kMaxPrompts; ++prompt) found |= (*now)->Cancel(SubId(http.parameter, prompt));
+  if (found) return JsonResponse({{"id", http.parameter}, {"cancelled", true}});
+  return ErrorResponse(404, absl::StrCat("no request ", http.parameter.substr(0, 200), " is in flight; it may have ended"));
+}
+
+HttpResponse OpenAiApi::Text(const HttpRequest& http, absl::StatusOr<Json> (*answer)(const Engine&, std::string_view)) const {
+  HttpResponse refusal;
+  if (!IsJsonBody(http, &refusal)) return refusal;
+  const auto now = engine();
+  if (!now.ok()) return ErrorResponse(now.status());
+  const auto json = answer(**now, http.body);
+  return json.ok() ? JsonResponse(*json) : ErrorResponse(json.status());
+}
+
+}  // namespace
+
+HttpRouter OpenAiRoutes(ServerContext& context) {
+  const auto api = std::make_shared<OpenAiApi>(context);
+  const auto complete = [api](Endpoint endpoint) -> HttpHandler {
+    return [api, endpoint](const HttpRequest& http, HttpExchange& exchange) { return api->Complete(endpoint, http, exchange); };
+  };
+  HttpRouter router;
+  router.Add("POST", "/v1/chat/completions", complete(Endpoint::kChat));
+  router.Add("POST", "/v1/completions", complete(Endpoint::kCompletion));
+  router.Add("GET", "/v1/models", Immediate([api](const HttpRequest&) { return api->Models(); }));
+  router.Add("GET", "/v1/models/{id}", Immediate([api](const HttpRequest& http) { return api->Model(http); }));
+  router.Add("POST", "/v1/requests/{id}/cancel", Immediate([api](const HttpRequest& http) { return api->Cancel(http); }));
+  router.Add("POST", "/tokenize", Immediate([api](const HttpRequest& http) { return api->Text(http, TokenizeBody); }));
+  router.Add("POST", "/detokenize", Immediate([api](const HttpRequest& http) { return api->Text(http, DetokenizeBody); }));
+  router.Add("POST", "/apply-template", Immediate([api](const HttpRequest& http) { return api->Text(http, ApplyTemplateBody); }));
+  router.Add("GET", "/health", Immediate([&context](const HttpRequest&) { return Readiness(context); }));
+  router.Add("GET", "/version", Immediate([](const HttpRequest&) {
+               return JsonResponse({{"version", kVersion}, {"commit", kCommit}});
+             }));
+  return router;
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(ServerContext& context, const std::string& address) {
+  return HttpServer::Start(context, OpenAiRoutes(context), address);
+}
+
+}  // namespace loupe
