@@ -92,7 +92,9 @@ TEST_F(PagePoolTest, AReservationThatIsNotKeptLeavesNoTrace) {
   EXPECT_EQ(pool_->references(unit), 1);
 }
 
-TEST_F(PagePoolTest, MisuseStops) {
+using PagePoolDeathTest = PagePoolTest;
+
+TEST_F(PagePoolDeathTest, MisuseStops) {
   const uint32_t unit = pool_->Take(kLarge).value();
   EXPECT_DEATH(pool_->references(unit + 1), "inside a page");
   EXPECT_DEATH(pool_->Share(unit + 128), "no owner");
