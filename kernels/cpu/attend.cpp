@@ -27,6 +27,8 @@ using attend::PageView;
 
 // Units in flight between two merges, which bounds the scratch. One (row, kv head) may exceed it alone.
 constexpr int64_t kMaxUnits = 4096;
+// Blocks of 16 entries below which waking the other threads costs more than they save.
+constexpr int64_t kMinCostToSplit = 24;
 constexpr int kTileQueries = 96;  // (row, head) pairs of a prompt tile
 constexpr int kMinTileRows = 8, kMaxTileRows = 64;
 
@@ -202,19 +204,29 @@ void Decode::Flush() {
   max_ = out_ + outputs, sum_ = max_ + scalars, factors_ = sum_ + scalars;
   tasks_at_ = tasks_.data(), units_at_ = units_.data();
   const auto tasks = static_cast<int64_t>(tasks_.size());
-  pool_.Run([&](int thread) {
-    // Contiguous shares of equal cost: a thread takes the units that begin inside its share.
-    const auto [cost_from, cost_to] = pool_.Share(cost_, thread);
-    const auto before = [](const UnitPlan& unit, int64_t cost) { return unit.cost_begin < cost; };
-    const auto* from = std::lower_bound(units_at_, units_at_ + units, cost_from, before);
-    const auto* to = std::lower_bound(units_at_, units_at_ + units, cost_to, before);
+  const auto run_units = [this](const UnitPlan* from, const UnitPlan* to) {
     for (const auto* unit = from; unit < to; ++unit) {
       RunUnit(static_cast<int>(unit - units_at_), unit + 1 < to ? unit + 1 : nullptr);
     }
-    pool_.Barrier();
-    const auto [task_from, task_to] = pool_.Share(tasks, thread);
-    for (int64_t task = task_from; task < task_to; ++task) MergeTask(tasks_at_[task]);
-  });
+  };
+  const auto merge_tasks = [this](int64_t from, int64_t to) {
+    for (int64_t task = from; task < to; ++task) MergeTask(tasks_at_[task]);
+  };
+  if (cost_ <= kMinCostToSplit) {
+    run_units(units_at_, units_at_ + units);
+    merge_tasks(0, tasks);
+  } else {
+    pool_.Run([&](int thread) {
+      // Contiguous shares of equal cost: a thread takes the units that begin inside its share.
+      const auto [cost_from, cost_to] = pool_.Share(cost_, thread);
+      const auto before = [](const UnitPlan& unit, int64_t cost) { return unit.cost_begin < cost; };
+      run_units(std::lower_bound(units_at_, units_at_ + units, cost_from, before),
+                std::lower_bound(units_at_, units_at_ + units, cost_to, before));
+      pool_.Barrier();
+      const auto [task_from, task_to] = pool_.Share(tasks, thread);
+      merge_tasks(task_from, task_to);
+    });
+  }
   tasks_.clear(), units_.clear(), cost_ = 0;
 }
 
