@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,6 +22,7 @@ struct TemplateLimits {
 
 struct ChatTemplateContext {
   std::string bos_token, eos_token;
+  std::function<std::tm()> now;  // for strftime_now; empty: local time
 };
 
 class ChatTemplate {
@@ -29,7 +32,8 @@ class ChatTemplate {
                                                              TemplateLimits limits = {});
   ~ChatTemplate();
 
-  // `variables` is an object: messages, tools, add_generation_prompt and any chat_template_kwargs.
+  // `variables` is an object: messages, tools, add_generation_prompt and any chat_template_kwargs; they win over the
+  // context's tokens. tools and documents that are missing are none, as transformers passes them.
   // INVALID_ARGUMENT: raise_exception's text or a failed operation; RESOURCE_EXHAUSTED: a limit, with its number.
   absl::StatusOr<std::string> Render(const nlohmann::ordered_json& variables) const;
   const std::string& source() const;

@@ -5,6 +5,7 @@ Needs jinja2==3.1.6 and gguf==0.19.0. Usage: make_template_goldens.py MODEL.gguf
 The model's own template goes through the same conversations as the hand-written ones beside goldens.json; the short
 cases below exercise one construct each. A case whose template fails has "error" in place of "output".
 """
+import copy
 import datetime
 import json
 import pathlib
@@ -50,7 +51,8 @@ def environment():
 
 def render(source, variables):
     try:
-        shown = {"bos_token": BOS, "eos_token": EOS, "tools": None, "documents": None, **variables}
+        # A copy, because some filters of jinja2 change the lists they are given.
+        shown = {"bos_token": BOS, "eos_token": EOS, "tools": None, "documents": None, **copy.deepcopy(variables)}
         return {"output": environment().from_string(source).render(**shown)}
     except Exception as error:  # any failure is an expected result
         return {"error": f"{type(error).__name__}: {error}"}
