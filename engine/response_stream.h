@@ -48,8 +48,6 @@ class ResponseStream {
   void Push(Event event);
 
  private:
-  std::optional<Event> TakeLocked();
-
   const std::string id_;
   mutable std::mutex mutex_;
   std::condition_variable ready_;

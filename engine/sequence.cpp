@@ -66,9 +66,11 @@ bool EngineSequence::IsStopId(int32_t id) const {
 std::optional<EngineSequence::End> EngineSequence::Accept(SampledToken token, bool ends_answer, const Tokenizer& tokenizer,
                                                           Delta* delta) {
   const SamplingParams& params = state_->request.sampling;
-  // The token that ends an answer is not part of it.
+  // The token that ends an answer is not part of it, unless a stop token was asked to be.
   if (ends_answer) return End{FinishReason::kStop, ""};
-  if (IsStopId(token.id)) return End{FinishReason::kStop, std::to_string(token.id)};
+  const bool stop_id = IsStopId(token.id);
+  const End stop_end{FinishReason::kStop, std::to_string(token.id)};
+  if (stop_id && !params.include_stop_str_in_output) return stop_end;
   output_.push_back(token.id);
   sampler_.Accept(token.id);
   delta->token_ids.push_back(token.id);
@@ -79,6 +81,7 @@ std::optional<EngineSequence::End> EngineSequence::Accept(SampledToken token, bo
     delta->logprobs.push_back(std::move(token.logprobs));
   }
   delta->text += text_.Push(token.id, num_output() >= params.min_tokens);
+  if (stop_id) return stop_end;
   if (text_.stopped()) return End{FinishReason::kStop, text_.matched()};
   if (num_output() < state_->max_tokens) return std::nullopt;
   return End{FinishReason::kLength, state_->context_bound ? "context" : ""};
