@@ -25,7 +25,7 @@ class Getter {
     for (size_t start = 0; start <= path.size();) {
       const size_t dot = std::min(path.find('.', start), path.size());
       const std::string part = path.substr(start, dot - start);
-      const bool number = !part.empty() && part.size() < 10 && std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
+      const bool number = !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
       steps_.push_back(number ? Value::Int(std::stoll(part)) : Value::String(part));
       start = dot + 1;
     }

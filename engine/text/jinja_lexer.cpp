@@ -215,7 +215,8 @@ void Lexer::OneToken() {
 void Lexer::Number() {
   const size_t start = pos_;
   const auto digits = [this](size_t at, auto is_digit) {
-    while (at < source_.size() && (is_digit(source_[at]) || (source_[at] == '_' && at + 1 < source_.size() && is_digit(source_[at + 1])))) ++at;
+    const auto digit_at = [&](size_t i) { return i < source_.size() && is_digit(source_[i]); };
+    while (digit_at(at) || (at < source_.size() && source_[at] == '_' && digit_at(at + 1))) ++at;
     return at;
   };
   const auto hex = [](char c) { return IsDecimal(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); };

@@ -122,7 +122,8 @@ Value AffixMethod(Interpreter& in, const Value& self, const Args& args) {
   for (const Value& affix : tuple ? wanted.list()->items : std::vector<Value>{wanted}) {
     if (affix.text() == nullptr) Fail(std::string(name) + " first arg must be str or a tuple of str, not " + TypeName(affix));
     const std::string& part = affix.AsString();
-    if (part.size() <= text.size() && text.compare(kStart ? 0 : text.size() - part.size(), part.size(), part) == 0) return Value::Bool(true);
+    if (part.size() > text.size()) continue;
+    if (text.compare(kStart ? 0 : text.size() - part.size(), part.size(), part) == 0) return Value::Bool(true);
   }
   return Value::Bool(false);
 }
