@@ -4,12 +4,11 @@
 // integer sums as the AVX-512 kernels. (VPMADDUBSW would saturate.) Prompt: the driver expands strips to f32 and the f32
 // kernel, which runs close to the peak of the units, multiplies them.
 #include "kernels/cpu/matmul_kernels.h"
+#include "kernels/cpu/unroll.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 #include <string.h>
-
-#define LOUPE_UNROLL _Pragma("GCC unroll 16")
 
 namespace loupe {
 namespace {

@@ -3,14 +3,12 @@
 // Decode: activations are 16-bit integers split into two signed bytes, so two VPDPBUSD chains give exact integer sums of
 // 4- and 8-bit codes against them; the rounding is 3e-7 (mean KL) and costs nothing, since memory is the limit.
 // Prompt: weights are expanded to bf16 once per panel and used by all rows with VDPBF16PS.
-// Loops over arrays of registers must be unrolled, or gcc keeps the array in memory.
 #include "kernels/cpu/matmul_kernels.h"
+#include "kernels/cpu/unroll.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #include <immintrin.h>
 #include <string.h>
-
-#define LOUPE_UNROLL _Pragma("GCC unroll 16")
 
 namespace loupe {
 namespace {
