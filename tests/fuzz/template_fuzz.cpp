@@ -8,7 +8,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const nlohmann::ordered_json kVariables = {
       {"messages",
-       {{{"role", "system"}, {"content", "Be br\xC3\xADef."}},
+       {{{"role", "system"}, {"content", "Be br\xC3\xAD" "ef."}},
         {{"role", "user"}, {"content", "  What is 1 + 1?\n"}},
         {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {{{"name", "add"}, {"arguments", {{"a", 1}, {"b", 1.5}}}}}}}}},
       {"tools", {{{"type", "function"}, {"function", {{"name", "add"}, {"parameters", {{"type", "object"}}}}}}}},
