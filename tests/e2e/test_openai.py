@@ -147,7 +147,7 @@ def test_prompt_too_long(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL_NAME, prompt="word " * 9000, max_tokens=5)
     assert caught.value.body["code"] == "context_length_exceeded"
-    assert "8192" in caught.value.body["message"] and "9000" in caught.value.body["message"]
+    assert "8192" in caught.value.body["message"] and "9001" in caught.value.body["message"]
 
 
 def test_what_is_not_offered_is_refused_by_name(client):
