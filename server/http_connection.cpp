@@ -71,7 +71,10 @@ HttpConnection::~HttpConnection() {
 }
 
 asio::awaitable<void> HttpConnection::Run() {
-  while (co_await ReadRequest()) {
+  // gcc 12 miscompiles co_await in a loop's condition, so every co_await of this file is a statement of its own.
+  for (;;) {
+    const bool got_request = co_await ReadRequest();
+    if (!got_request) break;
     co_await Handle();
     if (gone_ || !keep_alive_) break;
   }
@@ -87,8 +90,10 @@ asio::awaitable<bool> HttpConnection::ReadRequest() {
   if (holds_large_body_) --shared_.large_bodies;
   holds_large_body_ = false;
   request_ = HttpRequest();
-  if (!co_await ReadHeader()) co_return false;
-  if (!co_await ReadBody()) co_return false;
+  const bool got_header = co_await ReadHeader();
+  if (!got_header) co_return false;
+  const bool got_body = co_await ReadBody();
+  if (!got_body) co_return false;
   TakeRequest();
   co_return true;
 }
@@ -111,7 +116,10 @@ asio::awaitable<bool> HttpConnection::ReadHeader() {
   parser_->body_limit(static_cast<uint64_t>(shared_.context.max_body_bytes));
   stream_.expires_after(shared_.options.header_timeout);
   const auto [error, bytes] = co_await http::async_read_header(stream_, buffer_, *parser_, kAwait);
-  if (error) co_return co_await RefuseBroken(error);
+  if (error) {
+    co_await RefuseBroken(error);
+    co_return false;
+  }
   version_ = parser_->get().version();
   keep_alive_ = parser_->get().keep_alive();
   co_return true;
@@ -126,8 +134,10 @@ asio::awaitable<bool> HttpConnection::ReadBody() {
     if (!holds_large_body_) {
       --shared_.large_bodies;
       unread_body_ = true;
-      co_return co_await Refuse(503, absl::StrCat(shared_.options.max_large_bodies, " bodies over ", kLargeBody,
-                                                  " bytes are being handled; try again soon"));
+      std::string why = absl::StrCat(shared_.options.max_large_bodies, " bodies over ", kLargeBody,
+                                     " bytes are being handled; try again soon");
+      co_await Refuse(503, std::move(why));
+      co_return false;
     }
   }
   stream_.expires_after(shared_.options.body_timeout);
@@ -141,12 +151,15 @@ asio::awaitable<bool> HttpConnection::ReadBody() {
     }
   }
   const auto [error, bytes] = co_await http::async_read(stream_, buffer_, *parser_, kAwait);
-  if (error) co_return co_await RefuseBroken(error);
+  if (error) {
+    co_await RefuseBroken(error);
+    co_return false;
+  }
   co_return true;
 }
 
-// Always false: nothing more can be read from this connection.
-asio::awaitable<bool> HttpConnection::Refuse(int status, std::string message) {
+// Nothing more can be read from this connection afterwards.
+asio::awaitable<void> HttpConnection::Refuse(int status, std::string message) {
   keep_alive_ = false;
   request_.method = "BROKEN";
   request_.id = MakeRequestId();
@@ -156,24 +169,25 @@ asio::awaitable<bool> HttpConnection::Refuse(int status, std::string message) {
   co_await Respond(std::move(response));
   Log(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   if (!gone_) co_await Linger();
-  co_return false;
 }
 
-asio::awaitable<bool> HttpConnection::RefuseBroken(boost::system::error_code error) {
-  if (error == http::error::body_limit) {
-    unread_body_ = true;
-    co_return co_await Refuse(413, absl::StrCat("the body is larger than ", shared_.context.max_body_bytes,
-                                                " bytes; send less or raise --max-body-bytes"));
-  }
-  if (error == http::error::header_limit || error == http::error::buffer_overflow) {
-    unread_body_ = true;
-    co_return co_await Refuse(431, absl::StrCat("the header is larger than ", shared_.options.max_header_bytes, " bytes"));
-  }
+asio::awaitable<void> HttpConnection::RefuseBroken(boost::system::error_code error) {
   const bool malformed = error.category() == http::make_error_code(http::error::bad_method).category() &&
                          error != http::error::end_of_stream && error != http::error::partial_message;
-  if (malformed) co_return co_await Refuse(400, absl::StrCat("this is not HTTP/1.1: ", error.message()));
-  gone_ = true;  // left, timed out or cut
-  co_return false;
+  int status = 400;
+  std::string why = absl::StrCat("this is not HTTP/1.1: ", error.message());
+  if (error == http::error::body_limit) {
+    status = 413;
+    why = absl::StrCat("the body is larger than ", shared_.context.max_body_bytes, " bytes; send less or raise --max-body-bytes");
+  } else if (error == http::error::header_limit || error == http::error::buffer_overflow) {
+    status = 431;
+    why = absl::StrCat("the header is larger than ", shared_.options.max_header_bytes, " bytes");
+  } else if (!malformed) {
+    gone_ = true;  // left, timed out or cut
+    co_return;
+  }
+  unread_body_ = true;
+  co_await Refuse(status, std::move(why));
 }
 
 void HttpConnection::TakeRequest() {
@@ -257,13 +271,15 @@ std::string HttpConnection::Head(const HttpResponse& response, bool streaming) {
 asio::awaitable<bool> HttpConnection::Respond(HttpResponse response) {
   std::string bytes = Head(response, false);
   if (request_.method != "HEAD" && response.status != 204) bytes += response.body;
-  co_return co_await Send(std::move(bytes));
+  const bool sent = co_await Send(std::move(bytes));
+  co_return sent;
 }
 
 asio::awaitable<bool> HttpConnection::StartStream(HttpResponse head) {
   std::string bytes = Head(head, true);
   streaming_ = true;
-  co_return co_await Send(std::move(bytes));
+  const bool sent = co_await Send(std::move(bytes));
+  co_return sent;
 }
 
 asio::awaitable<bool> HttpConnection::Write(std::string data) {
@@ -273,7 +289,8 @@ asio::awaitable<bool> HttpConnection::Write(std::string data) {
     std::snprintf(size, sizeof size, "%zx\r\n", data.size());
     data = absl::StrCat(size, data, "\r\n");
   }
-  co_return co_await Send(std::move(data));
+  const bool sent = co_await Send(std::move(data));
+  co_return sent;
 }
 
 asio::awaitable<void> HttpConnection::EndStream() {

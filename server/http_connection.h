@@ -50,8 +50,8 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   boost::asio::awaitable<bool> ReadRequest();
   boost::asio::awaitable<bool> ReadHeader();
   boost::asio::awaitable<bool> ReadBody();
-  boost::asio::awaitable<bool> Refuse(int status, std::string message);
-  boost::asio::awaitable<bool> RefuseBroken(boost::system::error_code error);
+  boost::asio::awaitable<void> Refuse(int status, std::string message);
+  boost::asio::awaitable<void> RefuseBroken(boost::system::error_code error);
   boost::asio::awaitable<void> Handle();
   boost::asio::awaitable<void> Dispatch();
   boost::asio::awaitable<bool> Send(std::string bytes);

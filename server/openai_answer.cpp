@@ -48,9 +48,11 @@ asio::awaitable<bool> WriteFrames(std::string frames, HttpExchange& exchange) {
     HttpResponse head;
     head.content_type = "text/event-stream; charset=utf-8";
     head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
-    if (!co_await exchange.StartStream(std::move(head))) co_return false;
+    const bool started = co_await exchange.StartStream(std::move(head));
+    if (!started) co_return false;
   }
-  co_return co_await exchange.Write(std::move(frames));
+  const bool written = co_await exchange.Write(std::move(frames));
+  co_return written;
 }
 
 asio::awaitable<AnswerOutcome> Fail(absl::Status failure, std::string frames, HttpExchange& exchange) {
@@ -68,6 +70,20 @@ asio::awaitable<AnswerOutcome> Fail(absl::Status failure, std::string frames, Ht
     co_await exchange.Respond(std::move(response));
   }
   co_return outcome;
+}
+
+// The end of a complete answer. (gcc 12: every co_await is a statement of its own.)
+asio::awaitable<bool> Complete(const ApiRequest& request, const Answer& answer, std::string frames, HttpExchange& exchange) {
+  bool sent = false;
+  if (request.stream) {
+    frames += answer.LastFrames();
+    sent = co_await WriteFrames(std::move(frames), exchange);
+  } else {
+    HttpResponse whole;
+    whole.body = DumpJson(answer.Whole());
+    sent = co_await exchange.Respond(std::move(whole));
+  }
+  co_return sent;
 }
 
 AnswerOutcome Gone() { return {499, FinishReason::kCancelled}; }
@@ -89,27 +105,29 @@ asio::awaitable<AnswerOutcome> RunAnswer(const ApiRequest& request, Answer& answ
                                          std::chrono::milliseconds ping) {
   streams.OnReady(exchange.Waker());
   auto last_write = std::chrono::steady_clock::now();
-  while (true) {
+  for (;;) {
     std::string frames;
     absl::Status failure = TakeEvents(request, streams, &answer, request.stream ? &frames : nullptr, exchange.started());
     if (exchange.client_gone()) co_return Gone();
-    if (!failure.ok()) co_return co_await Fail(std::move(failure), std::move(frames), exchange);
+    if (!failure.ok()) {
+      const AnswerOutcome outcome = co_await Fail(std::move(failure), std::move(frames), exchange);
+      co_return outcome;
+    }
     if (answer.finished()) {
-      if (request.stream) frames += answer.LastFrames();
-      HttpResponse whole;
-      if (!request.stream) whole.body = DumpJson(answer.Whole());
-      const bool sent = request.stream ? co_await WriteFrames(std::move(frames), exchange) : co_await exchange.Respond(std::move(whole));
+      const bool sent = co_await Complete(request, answer, std::move(frames), exchange);
       if (!sent) co_return Gone();
       co_return AnswerOutcome{200, answer.choices().front().end.reason};
     }
     const bool silent = std::chrono::steady_clock::now() - last_write >= ping;
     if (request.stream && frames.empty() && silent) frames = kSsePing;
     if (!frames.empty()) {
-      if (!co_await WriteFrames(std::move(frames), exchange)) co_return Gone();
+      const bool written = co_await WriteFrames(std::move(frames), exchange);
+      if (!written) co_return Gone();
       last_write = std::chrono::steady_clock::now();
       continue;
     }
-    co_await exchange.Wait(std::max(last_write + ping, std::chrono::steady_clock::now() + std::chrono::milliseconds(1)));
+    const auto until = std::max(last_write + ping, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
+    co_await exchange.Wait(until);
   }
 }
 

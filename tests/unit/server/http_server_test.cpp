@@ -1,0 +1,368 @@
+#include "server/http_server.h"
+
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "server/openai_answer.h"
+#include "tests/unit/server/raw_client.h"
+
+namespace loupe {
+namespace {
+
+namespace asio = boost::asio;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+// A listener with routes of its own: what a handler sees and what comes back over a real socket.
+class HttpServerTest : public testing::Test {
+ protected:
+  HttpServerTest() {
+    context_.lifecycle = &lifecycle_;
+    context_.metrics = &metrics_;
+    context_.max_body_bytes = 3 << 20;
+    options_.count_and_log = false;
+    router_.Add("GET", "/hello", Immediate([](const HttpRequest&) { return Body("hello"); }));
+    router_.Add("POST", "/echo", Immediate([](const HttpRequest& request) { return Body(request.body); }));
+    router_.Add("GET", "/throw", Immediate([](const HttpRequest&) -> HttpResponse { throw std::runtime_error("boom"); }));
+    router_.Add("GET", "/nothing", [](const HttpRequest&, HttpExchange&) -> asio::awaitable<void> { co_return; });
+    router_.Add("GET", "/wait", [this](const HttpRequest&, HttpExchange& exchange) { return WaitForever(exchange); });
+    router_.Add("GET", "/flood", [this](const HttpRequest&, HttpExchange& exchange) { return Flood(exchange); });
+    router_.Add("GET", "/three", [](const HttpRequest&, HttpExchange& exchange) { return Three(exchange); });
+  }
+
+  static HttpResponse Body(const std::string& text) {
+    HttpResponse response;
+    response.body = text;
+    response.content_type = "text/plain";
+    return response;
+  }
+
+  static asio::awaitable<void> Three(HttpExchange& exchange) {
+    HttpResponse head;
+    co_await exchange.StartStream(std::move(head));
+    for (const char* part : {"one ", "two ", "three"}) {
+      std::string data = part;
+      co_await exchange.Write(std::move(data));
+    }
+  }
+  asio::awaitable<void> WaitForever(HttpExchange& exchange) {
+    ++waiting_;
+    while (!exchange.client_gone() && !release_) co_await exchange.Wait(Clock::now() + milliseconds(20));
+    if (!exchange.client_gone()) {
+      HttpResponse response = Body("released");
+      co_await exchange.Respond(std::move(response));
+    }
+    --waiting_;
+  }
+  // Writes until the client is gone; its buffers fill up soon.
+  asio::awaitable<void> Flood(HttpExchange& exchange) {
+    ++waiting_;
+    HttpResponse head;
+    bool going = co_await exchange.StartStream(std::move(head));
+    while (going) {
+      std::string data(1 << 20, 'x');
+      going = co_await exchange.Write(std::move(data));
+    }
+    --waiting_;
+  }
+
+  void Start() {
+    auto server = HttpServer::Start(context_, router_, "127.0.0.1:0", options_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  bool Eventually(const std::function<bool()>& holds) {
+    for (int i = 0; i < 500 && !holds(); ++i) std::this_thread::sleep_for(milliseconds(10));
+    return holds();
+  }
+
+  Lifecycle lifecycle_;
+  Metrics metrics_{"test"};
+  ServerContext context_;
+  HttpServerOptions options_;
+  HttpRouter router_;
+  std::atomic<int> waiting_{0};
+  std::atomic<bool> release_{false};
+  std::unique_ptr<HttpServer> server_;  // last: handlers refer to the rest
+};
+
+TEST_F(HttpServerTest, AnswersAndKeepsTheConnection) {
+  Start();
+  RawClient client(server_->port());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(client.Send("GET /hello?x=1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: my-" + std::to_string(i) + "\r\n\r\n"));
+    const std::string answer = client.ReadAnswer();
+    EXPECT_EQ(answer.rfind("HTTP/1.1 200 OK\r\n", 0), 0u) << answer;
+    EXPECT_NE(answer.find("X-Request-Id: my-" + std::to_string(i) + "\r\n"), std::string::npos);
+    EXPECT_EQ(answer.find("Connection: close"), std::string::npos);
+    EXPECT_EQ(answer.substr(answer.size() - 5), "hello");
+  }
+}
+
+TEST_F(HttpServerTest, PipelinedRequestsAreAnsweredInOrder) {
+  Start();
+  RawClient client(server_->port());
+  std::string all;
+  for (const char* body : {"a", "bb", "ccc"}) {
+    all += std::string("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: ") + std::to_string(strlen(body)) + "\r\n\r\n" + body;
+  }
+  ASSERT_TRUE(client.Send(all));
+  for (const char* body : {"a", "bb", "ccc"}) {
+    const std::string answer = client.ReadAnswer();
+    EXPECT_EQ(answer.substr(answer.find("\r\n\r\n") + 4), body);
+  }
+}
+
+TEST_F(HttpServerTest, RequestsPipelinedBehindAWaitingOneAreKept) {
+  Start();
+  RawClient client(server_->port());
+  ASSERT_TRUE(client.Send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"));
+  ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+  ASSERT_TRUE(client.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\nGET /hello HTTP/1.1\r\nHo"));
+  std::this_thread::sleep_for(milliseconds(60));
+  ASSERT_TRUE(client.Send("st: x\r\n\r\n"));
+  release_ = true;
+  EXPECT_NE(client.ReadAnswer().find("released"), std::string::npos);
+  EXPECT_NE(client.ReadAnswer().find("hello"), std::string::npos);
+  EXPECT_NE(client.ReadAnswer().find("hello"), std::string::npos);
+}
+
+TEST_F(HttpServerTest, RoutesMethodsHeadAndOptions) {
+  Start();
+  RawClient client(server_->port());
+  client.Send("GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n");
+  std::string answer = client.ReadAnswer();
+  EXPECT_NE(answer.find("404"), std::string::npos);
+  EXPECT_NE(answer.find("POST /echo"), std::string::npos) << "names the routes there are";
+  client.Send("POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
+  answer = client.ReadAnswer();
+  EXPECT_NE(answer.find("405"), std::string::npos);
+  EXPECT_NE(answer.find("Allow: GET, HEAD\r\n"), std::string::npos);
+  client.Send("OPTIONS /echo HTTP/1.1\r\nHost: x\r\n\r\n");
+  answer = client.ReadUntil("\r\n\r\n");
+  EXPECT_NE(answer.find("204"), std::string::npos);
+  EXPECT_NE(answer.find("Allow: POST\r\n"), std::string::npos);
+  client.Send("HEAD /hello HTTP/1.1\r\nHost: x\r\n\r\nGET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  answer = client.ReadUntil("\r\n\r\n");
+  EXPECT_NE(answer.find("Content-Length: 5\r\n"), std::string::npos);
+  EXPECT_EQ(client.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u) << "HEAD has no body";
+}
+
+TEST_F(HttpServerTest, ChunkedBodiesAndExpect) {
+  Start();
+  RawClient client(server_->port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n");
+  std::string answer = client.ReadAnswer();
+  EXPECT_EQ(answer.substr(answer.find("\r\n\r\n") + 4), "abcde");
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n");
+  EXPECT_EQ(client.ReadUntil("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  client.Send("ok");
+  answer = client.ReadAnswer();
+  EXPECT_EQ(answer.substr(answer.size() - 2), "ok");
+}
+
+TEST_F(HttpServerTest, LargeBodiesAreRefusedAndTheAnswerArrives) {
+  Start();
+  RawClient client(server_->port());
+  const std::string body(4 << 20, 'x');
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+  const std::string answer = client.ReadAnswer();
+  EXPECT_EQ(answer.rfind("HTTP/1.1 413", 0), 0u) << answer;
+  EXPECT_NE(answer.find("3145728"), std::string::npos) << "the limit is named";
+  RawClient chunked(server_->port());
+  chunked.Send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n400000\r\n" + body + "\r\n0\r\n\r\n");
+  EXPECT_EQ(chunked.ReadAnswer().rfind("HTTP/1.1 413", 0), 0u);
+}
+
+TEST_F(HttpServerTest, OnlySoManyLargeBodiesAtATime) {
+  options_.max_large_bodies = 1;
+  Start();
+  RawClient first(server_->port());
+  first.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n");
+  std::this_thread::sleep_for(milliseconds(50));
+  RawClient second(server_->port());
+  second.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n");
+  const std::string answer = second.ReadAnswer();
+  EXPECT_EQ(answer.rfind("HTTP/1.1 503", 0), 0u) << answer;
+  EXPECT_NE(answer.find("Retry-After: "), std::string::npos);
+  first.Send(std::string(2000000, 'y'));
+  EXPECT_EQ(first.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+  RawClient third(server_->port());
+  third.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + std::string(2000000, 'z'));
+  EXPECT_EQ(third.ReadAnswer().rfind("HTTP/1.1 503", 0), 0u) << "the first connection still holds its large body";
+  first.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_NE(first.ReadAnswer().find("hello"), std::string::npos);
+  RawClient fourth(server_->port());
+  fourth.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + std::string(2000000, 'z'));
+  EXPECT_EQ(fourth.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+}
+
+TEST_F(HttpServerTest, GarbageIsRefusedAndHarmsNobody) {
+  Start();
+  const std::pair<std::string, const char*> cases[] = {
+      {std::string("\0\1\2\r\n\r\n", 7), "400"},
+      {"GET\r\n\r\n", "400"},
+      {"GET /hello HTTP/9.9\r\n\r\n", "400"},
+      {"GET /hello HTTP/1.1\r\nBad Header\r\n\r\n", "400"},
+      {"POST /echo HTTP/1.1\r\nContent-Length: nine\r\n\r\n", "400"},
+      {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "400"},
+      {"GET /hello HTTP/1.1\r\nA: " + std::string(100'000, 'b') + "\r\n\r\n", "431"},
+  };
+  for (const auto& [bytes, status] : cases) {
+    RawClient client(server_->port());
+    client.Send(bytes);
+    const std::string answer = client.ReadAll();
+    EXPECT_EQ(answer.substr(0, 12), std::string("HTTP/1.1 ") + status) << bytes.substr(0, 60) << " gave " << answer;
+  }
+  RawClient client(server_->port());
+  client.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(client.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+}
+
+TEST_F(HttpServerTest, UnfitRequestIdsAreReplaced) {
+  Start();
+  RawClient client(server_->port());
+  for (const std::string& id : {std::string(200, 'a'), std::string("a b"), std::string("\xc3\xa9")}) {
+    client.Send("GET /hello HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + id + "\r\n\r\n");
+    const std::string answer = client.ReadAnswer();
+    const size_t at = answer.find("X-Request-Id: ");
+    ASSERT_NE(at, std::string::npos);
+    EXPECT_EQ(answer.find("\r\n", at) - at - 14, 32u) << answer;
+  }
+}
+
+TEST_F(HttpServerTest, HandlersThatFailAnswer500) {
+  Start();
+  RawClient client(server_->port());
+  for (const char* path : {"/throw", "/nothing"}) {
+    client.Send(std::string("GET ") + path + " HTTP/1.1\r\nHost: x\r\n\r\n");
+    const std::string answer = client.ReadAnswer();
+    EXPECT_EQ(answer.rfind("HTTP/1.1 500", 0), 0u) << answer;
+    EXPECT_NE(answer.find("server_error"), std::string::npos);
+    EXPECT_EQ(answer.find("boom"), std::string::npos) << "the inside stays inside";
+  }
+}
+
+TEST_F(HttpServerTest, StreamsInChunksAndForOldClientsUntilTheEnd) {
+  Start();
+  RawClient client(server_->port());
+  client.Send("GET /three HTTP/1.1\r\nHost: x\r\n\r\n");
+  std::string answer = client.ReadUntil("0\r\n\r\n");
+  EXPECT_NE(answer.find("Transfer-Encoding: chunked\r\n"), std::string::npos);
+  EXPECT_NE(answer.find("4\r\none \r\n4\r\ntwo \r\n5\r\nthree\r\n0\r\n\r\n"), std::string::npos) << answer;
+  client.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_NE(client.ReadAnswer().find("hello"), std::string::npos) << "the connection lives on";
+  RawClient old(server_->port());
+  old.Send("GET /three HTTP/1.0\r\n\r\n");
+  answer = old.ReadAll();
+  EXPECT_TRUE(old.closed());
+  EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos);
+  EXPECT_EQ(answer.substr(answer.find("\r\n\r\n") + 4), "one two three");
+}
+
+TEST_F(HttpServerTest, AClientThatLeavesIsNoticed) {
+  Start();
+  {
+    RawClient client(server_->port());
+    client.Send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
+    ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+  }
+  EXPECT_TRUE(Eventually([&] { return waiting_ == 0; }));
+}
+
+TEST_F(HttpServerTest, AReaderThatStopsReadingIsGivenUp) {
+  options_.write_timeout = milliseconds(200);
+  Start();
+  RawClient client(server_->port());
+  client.Send("GET /flood HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+  EXPECT_TRUE(Eventually([&] { return waiting_ == 0; }));
+}
+
+TEST_F(HttpServerTest, IdleAndSlowClientsAreClosed) {
+  options_.idle_timeout = milliseconds(100);
+  options_.header_timeout = milliseconds(100);
+  options_.body_timeout = milliseconds(100);
+  Start();
+  for (const char* bytes : {"", "GET /hel", "POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\n1"}) {
+    RawClient client(server_->port());
+    client.Send(bytes);
+    const auto start = Clock::now();
+    EXPECT_EQ(client.ReadAll(), "") << bytes;
+    EXPECT_LT(Clock::now() - start, seconds(5)) << bytes;
+  }
+}
+
+TEST_F(HttpServerTest, ConnectionsHaveALimit) {
+  context_.max_connections = 2;
+  Start();
+  RawClient a(server_->port()), b(server_->port());
+  for (RawClient* client : {&a, &b}) {
+    client->Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_NE(client->ReadAnswer().find("hello"), std::string::npos);
+  }
+  RawClient c(server_->port());
+  const std::string answer = c.ReadAnswer();
+  EXPECT_EQ(answer.rfind("HTTP/1.1 503", 0), 0u) << answer;
+  EXPECT_NE(answer.find("Retry-After: 1"), std::string::npos);
+  a.Close();
+  EXPECT_TRUE(Eventually([&] {
+    RawClient d(server_->port());
+    d.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    return d.ReadAnswer().find("hello") != std::string::npos;
+  }));
+}
+
+TEST_F(HttpServerTest, ClosesConnectionsWhileDraining) {
+  Start();
+  lifecycle_.Set(Phase::kDraining);
+  RawClient client(server_->port());
+  client.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string answer = client.ReadAll();
+  EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos);
+  EXPECT_TRUE(client.closed());
+}
+
+TEST_F(HttpServerTest, StopLetsRequestsFinishAndEndsIdleConnections) {
+  Start();
+  RawClient idle(server_->port()), busy(server_->port());
+  idle.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  idle.ReadAnswer();
+  busy.Send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+  std::thread stopper([&] { server_->Stop(Clock::now() + seconds(30)); });
+  EXPECT_EQ(idle.ReadAll(), "");
+  EXPECT_TRUE(idle.closed());
+  release_ = true;
+  EXPECT_NE(busy.ReadAnswer().find("released"), std::string::npos);
+  stopper.join();
+  RawClient late(server_->port());
+  EXPECT_FALSE(late.connected());
+}
+
+TEST_F(HttpServerTest, StopHasAnEnd) {
+  Start();
+  RawClient busy(server_->port());
+  busy.Send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+  const auto start = Clock::now();
+  server_->Stop(start + milliseconds(100));
+  EXPECT_LT(Clock::now() - start, seconds(3));
+  EXPECT_EQ(waiting_, 0);
+}
+
+TEST_F(HttpServerTest, AddressesThatDoNotWork) {
+  Start();
+  const std::string taken = "127.0.0.1:" + std::to_string(server_->port());
+  auto second = HttpServer::Start(context_, router_, taken, options_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_NE(std::string(second.status().message()).find(taken), std::string::npos);
+  for (const char* address : {"", "nonsense", "127.0.0.1", "127.0.0.1:99999", "no.such.host.invalid:0", "203.0.113.1:0"}) {
+    EXPECT_EQ(HttpServer::Start(context_, router_, address, options_).status().code(), absl::StatusCode::kInvalidArgument) << address;
+  }
+}
+
+}  // namespace
+}  // namespace loupe
