@@ -87,10 +87,13 @@ Status TextPrompt(Name name, Value v, ApiRequest* r) {
 }
 Status Prompt(Name name, Value v, ApiRequest* r) {
   if (v.is_string()) return TextPrompt(name, v, r);
-  if (!v.is_array()) return Refuse(name, absl::StrCat("must be a string, a list of strings, token ids or lists of token ids, got ", Describe(v)));
+  if (!v.is_array())
+    return Refuse(
+        name, absl::StrCat("must be a string, a list of strings, token ids or lists of token ids, got ", Describe(v)));
   if (v.empty()) return Refuse(name, "must not be empty");
   if (v[0].is_number()) return TokenPrompt(name, v, r);
-  if (v.size() > kMaxPrompts) return Refuse(name, absl::StrCat("has ", v.size(), " prompts, at most ", kMaxPrompts, " go into one request"));
+  if (v.size() > kMaxPrompts)
+    return Refuse(name, absl::StrCat("has ", v.size(), " prompts, at most ", kMaxPrompts, " go into one request"));
   for (size_t i = 0; i < v.size(); ++i) {
     const std::string item = absl::StrCat(name, "[", i, "]");
     const Status status = v[i].is_array() ? TokenPrompt(item, v[i], r) : TextPrompt(item, v[i], r);

@@ -67,8 +67,9 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& text, bool 
   if (limits.longest_token_bytes > 0) {
     const int64_t least = static_cast<int64_t>(text.size()) / limits.longest_token_bytes;
     if (least > limits.max_context) {
-      return absl::InvalidArgumentError(absl::StrCat("context_length_exceeded: the prompt has ", text.size(), " bytes, which make at least ",
-                                                     least, " tokens, but the context holds ", limits.max_context));
+      return absl::InvalidArgumentError(absl::StrCat("context_length_exceeded: the prompt has ", text.size(),
+                                                     " bytes, which make at least ", least,
+                                                     " tokens, but the context holds ", limits.max_context));
     }
   }
   return tokenizer.Encode(text, add_special, /*parse_special=*/true);

@@ -66,7 +66,8 @@ absl::StatusOr<Json> ReadMessage(const std::string& name, const Json& message) {
   const auto role = message.find("role");
   if (role == message.end()) return Refuse(name + ".role", "is missing; roles are system, user, assistant, tool, developer");
   if (!role->is_string() || std::find(std::begin(kRoles), std::end(kRoles), role->get_ref<const std::string&>()) == std::end(kRoles)) {
-    return Refuse(name + ".role", absl::StrCat("is ", DumpJson(*role).substr(0, 60), ", must be system, user, assistant, tool or developer"));
+    return Refuse(name + ".role", absl::StrCat("is ", DumpJson(*role).substr(0, 60),
+                                               ", must be system, user, assistant, tool or developer"));
   }
   Json out = {{"role", *role}};
   const auto present = [&](const char* key) {

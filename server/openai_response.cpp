@@ -87,7 +87,10 @@ Json ChatLogprobs(const std::vector<TokenLogprobs>& tokens) {
 }
 
 Json CompletionLogprobs(const std::vector<TokenLogprobs>& tokens, int64_t* offset) {
-  Json out = {{"text_offset", Json::array()}, {"token_logprobs", Json::array()}, {"tokens", Json::array()}, {"top_logprobs", Json::array()}};
+  Json out = {{"text_offset", Json::array()},
+              {"token_logprobs", Json::array()},
+              {"tokens", Json::array()},
+              {"top_logprobs", Json::array()}};
   for (const TokenLogprobs& token : tokens) {
     out["text_offset"].push_back(*offset);
     out["token_logprobs"].push_back(SafeLogprob(token.chosen.logprob));
@@ -127,7 +130,8 @@ KvReport SumReports(const std::vector<KvReport>& reports) {
     sum.lowered += r.lowered;
     if (r.estimated_error) sum.estimated_error = std::max(sum.estimated_error.value_or(0), *r.estimated_error);
   }
-  if (reports.size() > 1 && sum.full_bytes > 0) sum.bytes_ratio = static_cast<double>(sum.device_bytes) / static_cast<double>(sum.full_bytes);
+  if (reports.size() > 1 && sum.full_bytes > 0)
+    sum.bytes_ratio = static_cast<double>(sum.device_bytes) / static_cast<double>(sum.full_bytes);
   sum.entries_by_format.assign(formats.begin(), formats.end());
   return sum;
 }
@@ -281,7 +285,9 @@ Json Answer::Whole() const {
       out["text"] = choice.text;
     }
     int64_t offset = choice.text_offset;
-    out["logprobs"] = !request_.logprobs ? Json(nullptr) : chat ? ChatLogprobs(choice.logprobs) : CompletionLogprobs(choice.logprobs, &offset);
+    out["logprobs"] = !request_.logprobs ? Json(nullptr)
+                      : chat             ? ChatLogprobs(choice.logprobs)
+                                         : CompletionLogprobs(choice.logprobs, &offset);
     out["finish_reason"] = OpenAiFinishReason(choice.end.reason);
     out["stop_reason"] = StopReason(choice.end, request_.engine.sampling);
     if (request_.return_token_ids) {

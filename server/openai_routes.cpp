@@ -30,7 +30,8 @@ HttpResponse JsonResponse(const Json& json) {
 bool IsJsonBody(const HttpRequest& http, HttpResponse* refusal) {
   const std::string type = http.content_type.substr(0, http.content_type.find(';'));
   if (!http.content_encoding.empty() && !absl::EqualsIgnoreCase(http.content_encoding, "identity")) {
-    *refusal = ErrorResponse(415, absl::StrCat("Content-Encoding ", http.content_encoding.substr(0, 60), " is not offered; send the body as it is"));
+    *refusal = ErrorResponse(415, absl::StrCat("Content-Encoding ", http.content_encoding.substr(0, 60),
+                                               " is not offered; send the body as it is"));
     return false;
   }
   if (type.empty() || absl::StartsWithIgnoreCase(type, "application/json")) return true;
@@ -179,8 +180,9 @@ HttpResponse OpenAiApi::Model(const HttpRequest& http) const {
   const auto now = engine();
   if (!now.ok()) return ErrorResponse(now.status());
   if (http.parameter == context_.model_name) return JsonResponse(ModelEntry(**now));
-  return ErrorResponse(absl::NotFoundError(absl::StrCat("model: \"", http.parameter.substr(0, 100), "\" is not served here; this server has \"",
-                                                        context_.model_name, "\"")));
+  return ErrorResponse(
+      absl::NotFoundError(absl::StrCat("model: \"", http.parameter.substr(0, 100),
+                                       "\" is not served here; this server has \"", context_.model_name, "\"")));
 }
 
 HttpResponse OpenAiApi::Cancel(const HttpRequest& http) const {

@@ -16,7 +16,8 @@ absl::Status Refuse(const std::string& name, const std::string& why) {
 
 absl::StatusOr<Json> ParseObject(std::string_view body) {
   auto json = ParseJson(body);
-  if (json.ok() && !json->is_object()) return absl::InvalidArgumentError(absl::StrCat("the body must be a JSON object, got ", Describe(*json)));
+  if (json.ok() && !json->is_object())
+    return absl::InvalidArgumentError(absl::StrCat("the body must be a JSON object, got ", Describe(*json)));
   return json;
 }
 

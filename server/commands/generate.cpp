@@ -93,9 +93,16 @@ void PrintOutcome(const Outcome& o, double load_s, bool json) {
     const Json out = {{"text", o.text},
                       {"token_ids", o.ids},
                       {"finish_reason", FinishReasonName(o.finished.reason)},
-                      {"usage", {{"prompt_tokens", usage.prompt_tokens}, {"completion_tokens", usage.completion_tokens}, {"kv", KvReportToJson(usage.kv)}}},
-                      {"timings", {{"load_s", load_s}, {"prefill_s", t.prefill}, {"decode_s", t.decode},
-                                   {"prefill_tokens_per_s", prefill_rate}, {"decode_tokens_per_s", decode_rate}}}};
+                      {"usage",
+                       {{"prompt_tokens", usage.prompt_tokens},
+                        {"completion_tokens", usage.completion_tokens},
+                        {"kv", KvReportToJson(usage.kv)}}},
+                      {"timings",
+                       {{"load_s", load_s},
+                        {"prefill_s", t.prefill},
+                        {"decode_s", t.decode},
+                        {"prefill_tokens_per_s", prefill_rate},
+                        {"decode_tokens_per_s", decode_rate}}}};
     std::printf("%s\n", out.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
     return;
   }

@@ -42,7 +42,8 @@ void PrintText(const ModelSummary& m) {
   std::printf("%s (%s, %s)\n", m.name.empty() ? "unnamed model" : m.name.c_str(), m.architecture.c_str(), m.format.c_str());
   std::printf("  parameters     %.1f M in %s\n", static_cast<double>(m.parameters) / 1e6, FormatSize(m.file_bytes).c_str());
   for (const auto& [name, type] : m.tensor_types) {
-    std::printf("                 %s: %lld tensors, %s\n", name.c_str(), static_cast<long long>(type.count), FormatSize(type.bytes).c_str());
+    std::printf("                 %s: %lld tensors, %s\n", name.c_str(), static_cast<long long>(type.count),
+                FormatSize(type.bytes).c_str());
   }
   std::printf("  layers         %lld, width %lld, feed-forward %lld\n", static_cast<long long>(m.layers), static_cast<long long>(m.width),
               static_cast<long long>(m.feed_forward));

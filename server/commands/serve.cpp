@@ -113,7 +113,10 @@ absl::Status LoadAndStart(const ServeOptions& options, Process* process) {
   if (!model->chat_template_error.empty()) spdlog::warn("chat requests will be refused: {}", model->chat_template_error);
   process->lifecycle.Set(Phase::kWarming, "taking the cache and warming up");
   auto engine = Engine::Create(options.engine, *std::move(model), process->metrics.get());
-  if (!engine.ok()) return engine.status();
+  if (!engine.ok()) {
+    return absl::Status(engine.status().code(), absl::StrCat(std::string(engine.status().message()),
+                                                             "; the size of the cache is --kv-device-bytes"));
+  }
   process->engine = *std::move(engine);
   const absl::Status warm = WarmUp(*process->engine);
   if (!warm.ok()) return warm;

@@ -126,7 +126,8 @@ def protos(tmp_path_factory):
     from grpc_tools import protoc
     out = tmp_path_factory.mktemp("protos")
     files = sorted((ROOT / "proto/loupe/v1").glob("*.proto"))
-    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={out}", f"--grpc_python_out={out}", *map(str, files)])
+    well_known = pathlib.Path(protoc.__file__).parent / "_proto"
+    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}", f"--python_out={out}", f"--grpc_python_out={out}", *map(str, files)])
     assert code == 0
     sys.path.insert(0, str(out))
 

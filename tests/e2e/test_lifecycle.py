@@ -95,9 +95,9 @@ def broken_models(tmp_path):
     data = MODEL.read_bytes()
     yield "missing", tmp_path / "missing.gguf", "missing.gguf"
     for name, content, says in [
-        ("empty", b"", ""), ("magic", b"GGML" + data[4:4096], "magic"), ("version", data[:4] + b"\x09\x00\x00\x00" + data[8:4096], "9"),
+        ("empty", b"", ""), ("magic", b"GGML" + data[4:4096], "GGML"), ("version", data[:4] + b"\x09\x00\x00\x00" + data[8:4096], "9"),
         ("header", data[:100], ""), ("tensors", data[: len(data) // 2], ""), ("counts", data[:8] + b"\xff" * 16 + data[24:4096], ""),
-        ("text", b"This is no model.\n" * 50, "magic"),
+        ("text", b"This is no model.\n" * 50, "GGUF"),
     ]:
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(content)
