@@ -40,8 +40,6 @@ uint64_t PairKey(int32_t left, int32_t right) {
   return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
 }
 
-bool IsSpecial(TokenKind kind) { return kind == TokenKind::kControl || kind == TokenKind::kUnknown; }
-
 // Bytes that print as themselves in the alphabet; the others follow from U+0100 in their order.
 bool PrintsItself(int byte) { return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174; }
 
@@ -85,8 +83,8 @@ std::string DecodeByteAlphabet(std::string_view token) {
   return out;
 }
 
-absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Make(const Vocabulary& vocabulary,
-                                               const std::vector<std::string_view>& bytes, bool whole_words) {
+absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Make(const Vocabulary& vocabulary, const std::vector<std::string_view>& bytes,
+                                               bool whole_words) {
   std::unique_ptr<Bpe> bpe(new Bpe);
   bpe->whole_words_ = whole_words;
   bpe->bytes_ = bytes;
@@ -133,9 +131,11 @@ absl::Status Bpe::AddMerges(const Vocabulary& vocabulary) {
     const size_t space = line.empty() ? std::string_view::npos : line.find(' ', 1);
     const auto fail = [&](const char* what) {
       return absl::InvalidArgumentError(absl::StrFormat("merge %d of %d, \"%s\", %s; the vocabulary is damaged", rank,
-                                                        vocabulary.merges.size(), std::string(line.substr(0, 80)), what));
+                                                        vocabulary.merges.size(), std::string(line.substr(0, 80)),
+                                                        what));
     };
-    if (space == std::string_view::npos || space + 1 == line.size()) return fail("is not two parts with a space between");
+    if (space == std::string_view::npos || space + 1 == line.size())
+      return fail("is not two parts with a space between");
     const std::string_view left = line.substr(0, space);
     const std::string_view right = line.substr(space + 1);
     merged.assign(left).append(right);
@@ -177,12 +177,14 @@ void Bpe::Encode(std::string_view word, std::vector<int32_t>* ids) const {
   }
   const int32_t id = word.size() <= longest_word_ ? FindWord(word) : -1;
   if (id < 0) return MergeWord(word, ids);
-  if (whole_words_ || is_whole_[id].load(std::memory_order_relaxed) == kYes) {
+  const uint8_t known = whole_words_ ? uint8_t{kYes} : is_whole_[id].load(std::memory_order_relaxed);
+  if (known == kYes) {
     ids->push_back(id);
     return;
   }
   const size_t before = ids->size();
   MergeWord(word, ids);
+  if (known == kNo) return;
   // Two threads may find this out at the same time; both find the same.
   const bool is_whole = ids->size() == before + 1 && ids->back() == id;
   is_whole_[id].store(is_whole ? kYes : kNo, std::memory_order_relaxed);

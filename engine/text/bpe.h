@@ -56,10 +56,10 @@ class Bpe {
   void MergeWord(std::string_view word, std::vector<int32_t>* ids) const;
 
   bool whole_words_ = false;
-  size_t longest_word_ = 0;                // bytes of the longest entry of words_
+  size_t longest_word_ = 0;                 // bytes of the longest entry of words_
   std::array<int32_t, 256> byte_ids_ = {};  // -1 where the vocabulary has none
-  std::vector<Merge> merges_;              // open addressing, power of two, half full at most
-  std::vector<WordSlot> words_;            // likewise, bytes of a token to its id
+  std::vector<Merge> merges_;               // open addressing, power of two, half full at most
+  std::vector<WordSlot> words_;             // likewise, bytes of a token to its id
   std::vector<std::string_view> bytes_;
   std::unique_ptr<std::atomic<uint8_t>[]> is_whole_;  // WholeWord of each id
 };

@@ -1,4 +1,5 @@
-// Finds added tokens in text: leftmost first, of those the longest. Immutable after the last Add; any thread may search.
+// Finds added tokens in text: leftmost first, of those the longest. Immutable after the last Add; any thread may
+// search.
 #pragma once
 
 #include <array>
@@ -34,7 +35,7 @@ class AddedTokens {
   };
   int32_t Child(int32_t node, unsigned char byte) const;
 
-  std::vector<Node> nodes_;            // [0] is the root, whose children are in first_
+  std::vector<Node> nodes_;              // [0] is the root, whose children are in first_
   std::array<int32_t, 256> first_ = {};  // node by first byte, -1 for none
 };
 

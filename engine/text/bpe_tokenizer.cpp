@@ -14,22 +14,25 @@ int ByteOfName(std::string_view token) {
   if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
   int value = 0;
   for (const char c : token.substr(3, 2)) {
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (digit < 0) return -1;
-    value = value * 16 + digit;
+    const size_t digit = std::string_view("0123456789ABCDEF").find(c >= 'a' ? static_cast<char>(c - 'a' + 'A') : c);
+    if (digit == std::string_view::npos) return -1;
+    value = value * 16 + static_cast<int>(digit);
   }
   return value;
 }
 
 std::string BytesOf(const std::string& token, TokenKind kind) {
   switch (kind) {
-    case TokenKind::kNormal: return DecodeByteAlphabet(token);
+    case TokenKind::kNormal:
+      return DecodeByteAlphabet(token);
     case TokenKind::kByte: {
       const int byte = ByteOfName(token);
       return byte >= 0 ? std::string(1, static_cast<char>(byte)) : DecodeByteAlphabet(token);
     }
-    case TokenKind::kUnused: return "";
-    default: return token;  // added tokens are spelled as they read
+    case TokenKind::kUnused:
+      return "";
+    default:
+      return token;  // added tokens are spelled as they read
   }
 }
 
@@ -39,8 +42,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> BpeTokenizer::Make(Vocabulary vocabul
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
     const TokenKind kind = vocabulary.kinds[id];
     const size_t size = vocabulary.tokens[id].size();
-    const bool is_added = kind == TokenKind::kControl || kind == TokenKind::kUserDefined || kind == TokenKind::kUnknown;
-    if (is_added && size > AddedTokens::kLongestToken) {
+    if ((IsSpecial(kind) || kind == TokenKind::kUserDefined) && size > AddedTokens::kLongestToken) {
       return absl::InvalidArgumentError(
           absl::StrFormat("added token %d has %d bytes, the limit is %d", id, size, AddedTokens::kLongestToken));
     }
@@ -51,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> BpeTokenizer::Make(Vocabulary vocabul
       Bpe::Make(tokenizer->vocabulary_, tokenizer->bytes_, rule == PreTokenizer::kLlamaBpe);
   if (!bpe.ok()) return bpe.status();
   tokenizer->bpe_ = *std::move(bpe);
-  tokenizer->vocabulary_.merges = {};
+  std::vector<std::string>().swap(tokenizer->vocabulary_.merges);  // gives the memory back, which clear() keeps
   return std::unique_ptr<Tokenizer>(std::move(tokenizer));
 }
 
@@ -66,7 +68,7 @@ BpeTokenizer::BpeTokenizer(Vocabulary vocabulary, PreTokenizer rule) : vocabular
     if (token.empty()) continue;
     const int32_t id = static_cast<int32_t>(i);
     if (kind == TokenKind::kUserDefined) user_defined_.Add(token, id);
-    if (kind == TokenKind::kUserDefined || kind == TokenKind::kControl || kind == TokenKind::kUnknown) added_.Add(token, id);
+    if (kind == TokenKind::kUserDefined || IsSpecial(kind)) added_.Add(token, id);
   }
   bytes_.reserve(num_tokens);
   size_t begin = 0;
@@ -116,7 +118,7 @@ std::string_view BpeTokenizer::TokenBytes(int32_t id) const {
 
 bool BpeTokenizer::IsControl(int32_t id) const {
   CheckId(id);
-  return vocabulary_.kinds[id] == TokenKind::kControl;
+  return IsSpecial(vocabulary_.kinds[id]);
 }
 
 bool BpeTokenizer::IsEndOfGeneration(int32_t id) const {

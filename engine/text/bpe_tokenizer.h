@@ -1,5 +1,5 @@
-// The tokenizer of GPT-2's family: added tokens are cut out, the rest is cut into words and each word merged from bytes.
-// Immutable; any thread.
+// The tokenizer of GPT-2's family: added tokens are cut out, the rest is cut into words and each word merged from
+// bytes. Immutable; any thread.
 #pragma once
 
 #include <memory>
@@ -35,11 +35,11 @@ class BpeTokenizer : public Tokenizer {
 
   Vocabulary vocabulary_;  // without its merges, which bpe_ holds
   PreTokenizer rule_;
-  std::string arena_;                      // bytes of all tokens, one after the other
-  std::vector<std::string_view> bytes_;    // [vocab_size], into arena_
-  std::vector<bool> ends_;                 // [vocab_size], ids that end an answer
-  AddedTokens added_;                      // all added tokens
-  AddedTokens user_defined_;               // those that are no special tokens
+  std::string arena_;                    // bytes of all tokens, one after the other
+  std::vector<std::string_view> bytes_;  // [vocab_size], into arena_
+  std::vector<bool> ends_;               // [vocab_size], ids that end an answer
+  AddedTokens added_;                    // all added tokens
+  AddedTokens user_defined_;             // those that are no special tokens
   std::unique_ptr<Bpe> bpe_;
 };
 

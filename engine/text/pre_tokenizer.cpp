@@ -18,7 +18,7 @@ size_t SkipClass(std::string_view text, size_t pos, CharClass cls) {
 }
 
 struct SpaceRun {
-  size_t last = 0;           // where its last character starts
+  size_t last = 0;  // where its last character starts
   size_t end = 0;
   size_t after_newline = 0;  // behind its last CR or LF; 0 if it has none
 };
@@ -105,8 +105,8 @@ struct Name {
 
 // The names that converters write; the first of each rule is the one we use ourselves.
 constexpr Name kNames[] = {
-    {"gpt2", PreTokenizer::kGpt2},          {"gpt-2", PreTokenizer::kGpt2},         {"smollm", PreTokenizer::kSmolLm},
-    {"llama-bpe", PreTokenizer::kLlamaBpe}, {"llama3", PreTokenizer::kLlamaBpe},    {"llama-v3", PreTokenizer::kLlamaBpe},
+    {"gpt2", PreTokenizer::kGpt2},          {"gpt-2", PreTokenizer::kGpt2},      {"smollm", PreTokenizer::kSmolLm},
+    {"llama-bpe", PreTokenizer::kLlamaBpe}, {"llama3", PreTokenizer::kLlamaBpe}, {"llama-v3", PreTokenizer::kLlamaBpe},
     {"qwen2", PreTokenizer::kQwen2},
 };
 
@@ -123,10 +123,14 @@ std::string_view PreTokenizerNames() { return "gpt2, smollm, llama-bpe, qwen2"; 
 
 size_t NextWord(PreTokenizer rule, std::string_view text, size_t begin) {
   switch (rule) {
-    case PreTokenizer::kGpt2: return NextGpt2Word(text, begin, false);
-    case PreTokenizer::kSmolLm: return NextGpt2Word(text, begin, true);
-    case PreTokenizer::kLlamaBpe: return NextLlamaWord(text, begin, 3);
-    case PreTokenizer::kQwen2: return NextLlamaWord(text, begin, 1);
+    case PreTokenizer::kGpt2:
+      return NextGpt2Word(text, begin, false);
+    case PreTokenizer::kSmolLm:
+      return NextGpt2Word(text, begin, true);
+    case PreTokenizer::kLlamaBpe:
+      return NextLlamaWord(text, begin, 3);
+    case PreTokenizer::kQwen2:
+      return NextLlamaWord(text, begin, 1);
   }
   return text.size();
 }

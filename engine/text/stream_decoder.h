@@ -53,10 +53,10 @@ class StreamDecoder {
   bool stopped_ = false;
   std::string matched_;
   Utf8Repair repair_;
-  std::vector<Node> nodes_;       // [0] is the root; empty without stop strings
-  std::vector<size_t> lengths_;   // bytes of each stop string as the automaton sees it
+  std::vector<Node> nodes_;      // [0] is the root; empty without stop strings
+  std::vector<size_t> lengths_;  // bytes of each stop string as the automaton sees it
   int32_t state_ = 0;
-  std::string pending_;           // whole characters; those before emitted_ have been emitted
+  std::string pending_;  // whole characters; those before emitted_ have been emitted
   size_t emitted_ = 0;
 };
 

@@ -13,8 +13,8 @@ namespace {
 
 absl::Status CheckId(const char* name, int32_t id, size_t num_tokens, int32_t lowest) {
   if (id >= lowest && (id < 0 || static_cast<size_t>(id) < num_tokens)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s token id is %d, but the vocabulary has %d tokens; the file is damaged", name, id, num_tokens));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s token id is %d, but the vocabulary has %d tokens; the file is damaged", name, id, num_tokens));
 }
 
 absl::Status CheckVocabulary(const Vocabulary& vocabulary) {
@@ -23,8 +23,8 @@ absl::Status CheckVocabulary(const Vocabulary& vocabulary) {
     return absl::InvalidArgumentError(absl::StrFormat("a vocabulary of %d tokens cannot be used", num_tokens));
   }
   if (vocabulary.kinds.size() != num_tokens) {
-    return absl::InvalidArgumentError(absl::StrFormat("the vocabulary has %d tokens but %d token kinds; the file is damaged",
-                                                      num_tokens, vocabulary.kinds.size()));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the vocabulary has %d tokens but %d token kinds; the file is damaged", num_tokens, vocabulary.kinds.size()));
   }
   const std::pair<const char*, int32_t> ids[] = {
       {"bos", vocabulary.bos}, {"eos", vocabulary.eos}, {"pad", vocabulary.pad}, {"unknown", vocabulary.unknown}};

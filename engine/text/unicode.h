@@ -55,8 +55,8 @@ class Utf8Repair {
 
   char held_[4] = {};
   int num_held_ = 0;
-  int num_missing_ = 0;           // continuation bytes still to come
-  unsigned char low_ = 0x80;      // range of the next one
+  int num_missing_ = 0;       // continuation bytes still to come
+  unsigned char low_ = 0x80;  // range of the next one
   unsigned char high_ = 0xBF;
 };
 

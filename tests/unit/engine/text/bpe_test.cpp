@@ -23,7 +23,8 @@ Made Make(Vocabulary vocabulary, bool whole_words = false) {
   Made made;
   made.vocabulary = std::move(vocabulary);
   for (const std::string& token : made.vocabulary.tokens) made.owned.push_back(DecodeByteAlphabet(token));
-  auto bpe = Bpe::Make(made.vocabulary, std::vector<std::string_view>(made.owned.begin(), made.owned.end()), whole_words);
+  auto bpe =
+      Bpe::Make(made.vocabulary, std::vector<std::string_view>(made.owned.begin(), made.owned.end()), whole_words);
   EXPECT_TRUE(bpe.ok()) << bpe.status();
   made.bpe = *std::move(bpe);
   return made;
@@ -115,7 +116,9 @@ TEST(Bpe, BytesWithoutTokenVanishAndByteTokensStandIn) {
   vocabulary.merges = {"a b"};
   const Made made = Make(vocabulary);
   std::vector<int32_t> ids;
-  made.bpe->Encode(std::string("a\x04" "bxb"), &ids);
+  made.bpe->Encode(std::string("a\x04"
+                               "bxb"),
+                   &ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{ab, b}));
   ids.clear();
   made.bpe->Encode("xyz", &ids);

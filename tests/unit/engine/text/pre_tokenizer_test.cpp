@@ -71,7 +71,8 @@ TEST(PreTokenizer, Names) {
 }
 
 TEST(PreTokenizer, LongRunsTakeLinearTime) {
-  for (const std::string unit : {" ", "\n", "a", "7", "=", "'", " \n", "\n ", "\u00a0", "é", "\xFF", "a ", " 1", "'s"}) {
+  for (const std::string unit :
+       {" ", "\n", "a", "7", "=", "'", " \n", "\n ", "\u00a0", "é", "\xFF", "a ", " 1", "'s"}) {
     std::string text;
     while (text.size() < 200'000) text += unit;
     for (const PreTokenizer rule :

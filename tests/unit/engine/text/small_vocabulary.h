@@ -1,4 +1,5 @@
-// Small byte-level vocabularies for tests and fuzzers: all 256 bytes, random merges over a few letters, and added tokens.
+// Small byte-level vocabularies for tests and fuzzers: all 256 bytes, random merges over a few letters, and added
+// tokens.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,8 @@ inline int32_t AddToken(Vocabulary* vocabulary, std::string text, TokenKind kind
 }
 
 // Ids 0 to 255 are the bytes. Merges join random tokens that only have bytes of `letters`, up to 12 bytes.
-inline Vocabulary SmallVocabulary(const std::string& pre_tokenizer, const std::string& letters, int num_merges, uint32_t seed) {
+inline Vocabulary SmallVocabulary(const std::string& pre_tokenizer, const std::string& letters, int num_merges,
+                                  uint32_t seed) {
   Vocabulary vocabulary;
   vocabulary.model = "gpt2";
   vocabulary.pre_tokenizer = pre_tokenizer;

@@ -102,7 +102,10 @@ TEST_F(StreamDecoderTest, BrokenCharactersMayCompleteAStop) {
   EXPECT_EQ(decoder.Flush(), "");
   EXPECT_TRUE(decoder.stopped());
   StreamDecoder bytes(*tokenizer_, {"\xFF"}, false);  // meets repaired text, so it is repaired as well
-  EXPECT_EQ(PushBytes(&bytes, "a\xFE" "b"), "a");
+  EXPECT_EQ(PushBytes(&bytes,
+                      "a\xFE"
+                      "b"),
+            "a");
   EXPECT_EQ(bytes.matched(), "\xFF");
 }
 

@@ -22,7 +22,8 @@ Vocabulary DefaultVocabulary() {
   const char* given = std::getenv("LOUPE_TEST_MODEL");
   const std::string path = given != nullptr ? given : "models/SmolLM2-135M-Instruct.Q4_1.gguf";
   auto file = MappedFile::Open(path);
-  EXPECT_TRUE(file.ok()) << file.status() << "; fetch the default model with ./deploy/quickstart.sh --once, or set LOUPE_TEST_MODEL";
+  EXPECT_TRUE(file.ok()) << file.status()
+                         << "; fetch the default model with ./deploy/quickstart.sh --once, or set LOUPE_TEST_MODEL";
   if (!file.ok()) return {};
   auto gguf = Gguf::Parse((*file)->bytes());
   EXPECT_TRUE(gguf.ok()) << gguf.status();
@@ -43,10 +44,9 @@ TEST(Tokenizer, EqualsTheReference) {
   ASSERT_EQ(vocabulary.tokens.size(), 49152u);
   std::vector<std::unique_ptr<Tokenizer>> tokenizers;
   for (const char* name : names) {
-    tokenizers.push_back(Make(vocabulary));
     Vocabulary variant = vocabulary;
     variant.pre_tokenizer = name;
-    tokenizers.back() = Make(std::move(variant));
+    tokenizers.push_back(Make(std::move(variant)));
     ASSERT_NE(tokenizers.back(), nullptr);
   }
   std::ifstream file("tests/golden/tokenizer/encodings.jsonl");

@@ -57,18 +57,18 @@ TEST(Unicode, CharactersSurviveDecodingAndEncoding) {
 
 TEST(Unicode, Classes) {
   const std::pair<const char*, CharClass> cases[] = {
-      {"a", CharClass::kLetter},       {"Z", CharClass::kLetter},           {"0", CharClass::kNumber},
-      {" ", CharClass::kSpace},        {"\t", CharClass::kSpace},           {"\v", CharClass::kSpace},
-      {"\f", CharClass::kSpace},       {"\n", CharClass::kNewline},         {"\r", CharClass::kNewline},
-      {"\x1c", CharClass::kOther},     {"_", CharClass::kOther},            {"@", CharClass::kOther},
-      {"[", CharClass::kOther},        {"`", CharClass::kOther},            {"{", CharClass::kOther},
-      {"\x7f", CharClass::kOther},     {"\u0085", CharClass::kSpace},       {"\u00a0", CharClass::kSpace},
-      {"\u3000", CharClass::kSpace},   {"\u2028", CharClass::kSpace},       {"\u200b", CharClass::kOther},
-      {"\u180e", CharClass::kOther},   {"é", CharClass::kLetter},           {"ª", CharClass::kLetter},
-      {"字", CharClass::kLetter},      {"\u0301", CharClass::kOther},       {"½", CharClass::kNumber},
-      {"Ⅻ", CharClass::kNumber},       {"٣", CharClass::kNumber},           {"\U0001D7D8", CharClass::kNumber},
-      {"\U00020000", CharClass::kLetter}, {"😀", CharClass::kOther},        {"\U0010FFFF", CharClass::kOther},
-      {"\xFF", CharClass::kOther},     {"\xC3", CharClass::kOther},         {"\xED\xA0\x80", CharClass::kOther}};
+      {"a", CharClass::kLetter},          {"Z", CharClass::kLetter},     {"0", CharClass::kNumber},
+      {" ", CharClass::kSpace},           {"\t", CharClass::kSpace},     {"\v", CharClass::kSpace},
+      {"\f", CharClass::kSpace},          {"\n", CharClass::kNewline},   {"\r", CharClass::kNewline},
+      {"\x1c", CharClass::kOther},        {"_", CharClass::kOther},      {"@", CharClass::kOther},
+      {"[", CharClass::kOther},           {"`", CharClass::kOther},      {"{", CharClass::kOther},
+      {"\x7f", CharClass::kOther},        {"\u0085", CharClass::kSpace}, {"\u00a0", CharClass::kSpace},
+      {"\u3000", CharClass::kSpace},      {"\u2028", CharClass::kSpace}, {"\u200b", CharClass::kOther},
+      {"\u180e", CharClass::kOther},      {"é", CharClass::kLetter},     {"ª", CharClass::kLetter},
+      {"字", CharClass::kLetter},         {"\u0301", CharClass::kOther}, {"½", CharClass::kNumber},
+      {"Ⅻ", CharClass::kNumber},          {"٣", CharClass::kNumber},     {"\U0001D7D8", CharClass::kNumber},
+      {"\U00020000", CharClass::kLetter}, {"😀", CharClass::kOther},      {"\U0010FFFF", CharClass::kOther},
+      {"\xFF", CharClass::kOther},        {"\xC3", CharClass::kOther},   {"\xED\xA0\x80", CharClass::kOther}};
   for (const auto& [text, cls] : cases) EXPECT_EQ(ReadChar(text, 0).cls, cls) << text;
   EXPECT_EQ(ReadChar("\xED\xA0\x80", 0).bytes, 1);
   EXPECT_EQ(ReadChar("\U00020000", 0).bytes, 4);
@@ -76,7 +76,8 @@ TEST(Unicode, Classes) {
 
 TEST(Unicode, Composes) {
   std::string out = "untouched";
-  EXPECT_FALSE(NormaliseNfc("plain, naïve façade \xFF", &out) && out != "plain, naïve façade \xFF");
+  EXPECT_FALSE(NormaliseNfc("plain, naïve façade", &out));
+  EXPECT_EQ(out, "untouched");
   ASSERT_TRUE(NormaliseNfc("e\u0301 a\u0307\u0323 \u212b", &out));
   EXPECT_EQ(out, "é ạ\u0307 Å");
   ASSERT_TRUE(NormaliseNfc("e\xFF\u0301", &out));
