@@ -79,6 +79,7 @@ asio::awaitable<void> HttpConnection::Run() {
     if (gone_ || !keep_alive_) break;
   }
   if (!gone_) co_await Linger();
+  stream_.close();  // now, not when the last reference goes
 }
 
 // ---- reading
@@ -242,7 +243,8 @@ asio::awaitable<void> HttpConnection::Dispatch() {
     response.status = 204;
     response.headers.emplace_back("Allow", match.allowed);
   } else {
-    response = ErrorResponse(405, absl::StrCat(request_.method, " is not offered on ", request_.path.substr(0, 200), "; use ", match.allowed));
+    response = ErrorResponse(405, absl::StrCat(request_.method, " is not offered on ", request_.path.substr(0, 200),
+                                               "; use ", match.allowed));
     response.headers.emplace_back("Allow", match.allowed);
   }
   co_await Respond(std::move(response));

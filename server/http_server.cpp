@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "boost/asio/co_spawn.hpp"
 #include "boost/asio/io_context.hpp"
@@ -68,8 +69,12 @@ absl::Status HttpServer::Impl::Listen(const std::string& address) {
   if (colon == std::string::npos) return absl::InvalidArgumentError(absl::StrCat("'", address, "' is not HOST:PORT"));
   std::string host = address.substr(0, colon);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  int wanted_port = 0;  // checked here: the system's resolver takes 99999 for 34463
+  if (!absl::SimpleAtoi(address.substr(colon + 1), &wanted_port) || wanted_port < 0 || wanted_port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat("'", address, "' has no port from 0 to 65535; write HOST:PORT"));
+  }
   boost::system::error_code error;
-  const auto found = tcp::resolver(io).resolve(host, address.substr(colon + 1), tcp::resolver::passive, error);
+  const auto found = tcp::resolver(io).resolve(host, std::to_string(wanted_port), tcp::resolver::passive, error);
   if (error || found.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("cannot resolve ", address, ": ", error.message()));
   }

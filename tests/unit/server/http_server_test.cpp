@@ -189,14 +189,10 @@ TEST_F(HttpServerTest, OnlySoManyLargeBodiesAtATime) {
   EXPECT_NE(answer.find("Retry-After: "), std::string::npos);
   first.Send(std::string(2000000, 'y'));
   EXPECT_EQ(first.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+  // Its answer is out, so there is room again.
   RawClient third(server_->port());
   third.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + std::string(2000000, 'z'));
-  EXPECT_EQ(third.ReadAnswer().rfind("HTTP/1.1 503", 0), 0u) << "the first connection still holds its large body";
-  first.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
-  EXPECT_NE(first.ReadAnswer().find("hello"), std::string::npos);
-  RawClient fourth(server_->port());
-  fourth.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + std::string(2000000, 'z'));
-  EXPECT_EQ(fourth.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+  EXPECT_EQ(third.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
 }
 
 TEST_F(HttpServerTest, GarbageIsRefusedAndHarmsNobody) {

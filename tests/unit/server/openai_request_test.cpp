@@ -12,13 +12,13 @@ const Json kHello = Json::array({{{"role", "user"}, {"content", "hi"}}});
 
 absl::StatusOr<ApiRequest> Chat(Json extra, bool strict = false) {
   Json body = {{"messages", kHello}};
-  body.update(extra);
+  if (!extra.is_null()) body.update(extra);
   return ParseApiRequest(Endpoint::kChat, body.dump(), strict);
 }
 
 absl::StatusOr<ApiRequest> Completion(Json extra, bool strict = false) {
   Json body = {{"prompt", "hi"}};
-  body.update(extra);
+  if (!extra.is_null()) body.update(extra);
   return ParseApiRequest(Endpoint::kCompletion, body.dump(), strict);
 }
 
