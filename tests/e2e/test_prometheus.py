@@ -53,11 +53,11 @@ def test_a_real_prometheus_scrapes_it(server, tmp_path):
         while time.monotonic() < end and value is None:
             time.sleep(0.5)
             try:
-                r = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": "loupe_kv_capacity_bytes"}).json()
+                r = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": "loupe_kv_capacity_bytes"})
             except httpx.TransportError:
                 continue
-            if r["data"]["result"]:
-                value = float(r["data"]["result"][0]["value"][1])
+            if r.status_code == 200 and r.json()["data"]["result"]:  # 503 while Prometheus starts
+                value = float(r.json()["data"]["result"][0]["value"][1])
         assert value and value > 0
         up = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": "up"}).json()
         assert up["data"]["result"][0]["value"][1] == "1"
