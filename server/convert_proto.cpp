@@ -1,8 +1,12 @@
 #include "server/convert_proto.h"
 
+#include <google/protobuf/util/json_util.h>
+
 #include "absl/strings/str_cat.h"
+#include "engine/text/stream_decoder.h"
 #include "nlohmann/json.hpp"
 #include "server/kv_json.h"
+#include "server/openai_request.h"
 #include "server/validate.h"
 
 namespace loupe {
@@ -31,6 +35,24 @@ SamplingParams SamplingFromProto(const v1::Sampling& m) {
   return s;
 }
 
+absl::StatusOr<Json> JsonOf(const google::protobuf::Struct& message, const char* field) {
+  std::string text;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &text);
+  Json json = status.ok() ? Json::parse(text, nullptr, false) : Json(Json::value_t::discarded);
+  if (json.is_discarded()) return absl::InvalidArgumentError(absl::StrCat(field, ": cannot be written as JSON"));
+  return json;
+}
+
+Json ProtectToJson(const v1::KvProtect& m) {
+  Json protect = Json::object();
+  if (m.has_sinks()) protect["sinks"] = m.sinks();
+  if (m.has_recent()) protect["recent"] = m.recent();
+  for (const auto& range : m.ranges()) protect["ranges"].push_back({range.from(), range.to()});
+  for (const int32_t message : m.messages()) protect["messages"].push_back(message);
+  for (const std::string& role : m.roles()) protect["roles"].push_back(role);
+  return protect;
+}
+
 // By way of the JSON form, so that both protocols refuse the same things in the same words.
 absl::StatusOr<KvOptions> KvFromProto(const v1::KvOptions& m) {
   Json kv = Json::object();
@@ -43,6 +65,15 @@ absl::StatusOr<KvOptions> KvFromProto(const v1::KvOptions& m) {
   }
   if (m.bits().key() != 0) kv["bits"]["key"] = m.bits().key();
   if (m.bits().value() != 0) kv["bits"]["value"] = m.bits().value();
+  if (m.has_floor()) kv["floor"] = {{"bits", m.floor().bits()}, {"ratio", m.floor().ratio()}};
+  if (m.has_protect()) kv["protect"] = ProtectToJson(m.protect());
+  if (!m.on_miss().empty()) kv["on_miss"] = m.on_miss();
+  if (!m.strategy().empty()) kv["strategy"] = m.strategy();
+  if (m.has_params()) {
+    auto params = JsonOf(m.params(), "kv.params");
+    if (!params.ok()) return params.status();
+    kv["params"] = *std::move(params);
+  }
   return ParseKvOptions(kv);
 }
 
@@ -65,14 +96,17 @@ absl::Status FillCommon(const Message& message, const Engine& engine, Request* r
 
 }  // namespace
 
-absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const Engine& engine) {
+absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const Engine& engine, const PromptLimits& limits) {
   Request request;
   absl::Status status = FillCommon(message, engine, &request);
   if (!status.ok()) return status;
   switch (message.input_case()) {
-    case v1::GenerateRequest::kPrompt:
-      request.prompt = engine.tokenizer().Encode(message.prompt(), true, true);
+    case v1::GenerateRequest::kPrompt: {
+      auto ids = EncodePrompt(message.prompt(), /*add_special=*/true, engine.tokenizer(), limits);
+      if (!ids.ok()) return ids.status();
+      request.prompt = *std::move(ids);
       break;
+    }
     case v1::GenerateRequest::kPromptTokenIds:
       request.prompt.assign(message.prompt_token_ids().ids().begin(), message.prompt_token_ids().ids().end());
       break;
@@ -82,11 +116,11 @@ absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, con
   return request;
 }
 
-absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const Engine& engine) {
+// The conversation takes HTTP's way, so that both protocols make the same prompt of it.
+absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const Engine& engine, const PromptLimits& limits) {
   Request request;
   absl::Status status = FillCommon(message, engine, &request);
   if (!status.ok()) return status;
-  if (message.messages().empty()) return absl::InvalidArgumentError("messages: is empty, a chat needs at least one message");
   Json messages = Json::array();
   for (const v1::ChatMessage& m : message.messages()) {
     if (m.role().empty()) return absl::InvalidArgumentError(absl::StrCat("messages[", messages.size(), "].role: is missing"));
@@ -94,19 +128,32 @@ absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const E
     if (!m.name().empty()) one["name"] = m.name();
     messages.push_back(std::move(one));
   }
-  auto prompt = engine.chat_template().Render({{"messages", messages}, {"add_generation_prompt", !message.continue_final_message()}});
-  if (!prompt.ok()) return prompt.status();
-  if (message.continue_final_message()) {
-    // The conversation stays open behind the last message's text: what the template adds after it is cut.
-    const std::string& last = message.messages().rbegin()->content();
-    const size_t at = prompt->rfind(last);
-    if (at == std::string::npos) {
-      return absl::InvalidArgumentError("continue_final_message: the model's template changes the last message's text");
-    }
-    prompt->resize(at + last.size());
-  }
-  request.prompt = engine.tokenizer().Encode(*prompt, false, true);
+  auto checked = ParseMessages("messages", messages);
+  if (!checked.ok()) return checked.status();
+  ApiRequest chat;
+  chat.messages = *std::move(checked);
+  chat.continue_final_message = message.continue_final_message();
+  auto kwargs = JsonOf(message.chat_template_kwargs(), "chat_template_kwargs");
+  if (!kwargs.ok()) return kwargs.status();
+  chat.template_kwargs = *std::move(kwargs);
+  const auto text = RenderChat(chat, engine.chat_template());
+  if (!text.ok()) return text.status();
+  auto ids = EncodePrompt(*text, /*add_special=*/false, engine.tokenizer(), limits);
+  if (!ids.ok()) return ids.status();
+  request.prompt = *std::move(ids);
   return request;
+}
+
+absl::StatusOr<std::string> TextOf(const google::protobuf::RepeatedField<int32_t>& ids, const char* field, const Tokenizer& tokenizer) {
+  StreamDecoder decoder(tokenizer, {}, false);
+  std::string text;
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= tokenizer.vocab_size()) {
+      return absl::InvalidArgumentError(absl::StrCat(field, ": ", id, " is not a token id from 0 to ", tokenizer.vocab_size() - 1));
+    }
+    text += decoder.Push(id);
+  }
+  return text + decoder.Flush();
 }
 
 v1::Started StartedToProto(const Started& started) {

@@ -4,12 +4,15 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <algorithm>
 #include <atomic>
+#include <climits>
+#include <mutex>
 #include <random>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/text/stream_decoder.h"
 #include "loupe/v1/admin.grpc.pb.h"
 #include "loupe/v1/inference.grpc.pb.h"
 #include "server/convert_proto.h"
@@ -18,7 +21,8 @@
 namespace loupe {
 namespace {
 
-constexpr int kMaxMessageBytes = 16 << 20;
+constexpr size_t kLongestRequestId = 256;           // bytes: ids go into every log line
+constexpr int kKeepaliveMs = 60'000, kKeepaliveTimeoutMs = 20'000;  // a peer that vanished is noticed
 constexpr std::chrono::milliseconds kDeadlineMargin{100};  // so that partial text still reaches the caller
 constexpr int kRetryPushbackMs = 1000;
 
@@ -51,15 +55,15 @@ void SetDeadline(const grpc::CallbackServerContext& call, int timeout_ms, Reques
   }
 }
 
+// The prompt's text, if the request wants it back.
 template <class Message>
-std::string EchoOf(const Message& message, const Engine& engine) {
+absl::StatusOr<std::string> EchoOf(const Message& message, const Engine& engine) {
   if constexpr (std::is_same_v<Message, v1::GenerateRequest>) {
-    if (!message.echo()) return "";
+    if (!message.echo()) return std::string();
     if (message.input_case() == v1::GenerateRequest::kPrompt) return message.prompt();
-    const auto& ids = message.prompt_token_ids().ids();
-    return engine.tokenizer().Decode(std::vector<int32_t>(ids.begin(), ids.end()), false);
+    return TextOf(message.prompt_token_ids().ids(), "prompt_token_ids", engine.tokenizer());
   }
-  return "";
+  return std::string();
 }
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::Status& status) {
@@ -98,19 +102,9 @@ class InferenceService : public v1::Inference::CallbackService {
     const auto engine = FindEngine(context_);
     if (!engine.ok()) return Answer(call, engine.status());
     if (absl::Status model = CheckModel(context_, request->model()); !model.ok()) return Answer(call, model);
-    const Tokenizer& tokenizer = (*engine)->tokenizer();
-    for (const int32_t id : request->tokens()) {
-      if (id < 0 || id >= tokenizer.vocab_size()) {
-        return Answer(call, absl::InvalidArgumentError(
-                                absl::StrCat("tokens: ", id, " is not a token id from 0 to ", tokenizer.vocab_size() - 1)));
-      }
-    }
-    // A proto string must be UTF-8: bytes that are none become U+FFFD, as in a stream.
-    StreamDecoder decoder(tokenizer, {}, false);
-    std::string text;
-    for (const int32_t id : request->tokens()) text += decoder.Push(id);
-    response->set_text(text + decoder.Flush());
-    return Answer(call, absl::OkStatus());
+    auto text = TextOf(request->tokens(), "tokens", (*engine)->tokenizer());
+    if (text.ok()) response->set_text(*std::move(text));
+    return Answer(call, text.status());
   }
 
   grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call, const v1::ListModelsRequest*,
@@ -126,7 +120,8 @@ class InferenceService : public v1::Inference::CallbackService {
 
   grpc::ServerUnaryReactor* ListKvPolicies(grpc::CallbackServerContext* call, const v1::ListKvPoliciesRequest*,
                                            v1::ListKvPoliciesResponse*) override {
-    return Answer(call, absl::UnimplementedError("ListKvPolicies comes with the policies; this build has 'full' (and 'auto', which is it)"));
+    return Answer(call, absl::UnimplementedError(
+                            "ListKvPolicies comes with the policies; this build has 'full' (and 'auto', which is it)"));
   }
 
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call, const v1::CancelRequest* request,
@@ -162,19 +157,31 @@ class InferenceService : public v1::Inference::CallbackService {
     const auto engine = FindEngine(context_);
     if (!engine.ok()) return engine.status();
     if (absl::Status model = CheckModel(context_, message.model()); !model.ok()) return model;
+    if (id.size() > kLongestRequestId) {
+      return absl::InvalidArgumentError(absl::StrCat("request_id: has ", id.size(), " bytes, at most ", kLongestRequestId));
+    }
     const SteadyTime arrival = std::chrono::steady_clock::now();
-    auto request = RequestFromProto(message, **engine);
+    auto request = RequestFromProto(message, **engine, Limits(**engine));
     if (!request.ok()) return request.status();
+    auto text = EchoOf(message, **engine);
+    if (!text.ok()) return text.status();
+    *echo = *std::move(text);
     context_.metrics->ObserveTokenize(std::chrono::duration<double>(std::chrono::steady_clock::now() - arrival).count());
     request->id = id;
     request->arrival = arrival;
     SetDeadline(call, message.timeout_ms(), &*request);
-    *echo = EchoOf(message, **engine);
     return (*engine)->Submit(*std::move(request));
+  }
+
+  PromptLimits Limits(const Engine& engine) {
+    std::call_once(measured_, [&] { longest_token_bytes_ = LongestTokenBytes(engine.tokenizer()); });
+    return {engine.max_context(), longest_token_bytes_};
   }
 
   ServerContext& context_;
   boost::asio::thread_pool& pool_;
+  std::once_flag measured_;
+  int longest_token_bytes_ = 0;
 };
 
 class AdminService : public v1::Admin::CallbackService {
@@ -220,15 +227,22 @@ int GrpcServer::port() const { return impl_->port; }
 
 namespace {
 
-absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const std::string& address, grpc::Service* service, int* port) {
+absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& context, const std::string& address,
+                                                     grpc::Service* service, int* port) {
   const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == address.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("'", address, "' is not HOST:PORT"));
+  // gRPC would resolve service names and cut numbers; a port is a number here.
+  int wanted = -1;
+  const bool number = colon != std::string::npos && absl::SimpleAtoi(address.substr(colon + 1), &wanted);
+  if (!number || colon == 0 || wanted < 0 || wanted > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat("'", address, "' is not HOST:PORT with a port from 0 to 65535"));
   }
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
   builder.RegisterService(service);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(context.max_body_bytes, INT_MAX)));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, context.max_connections);  // of one connection
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   // Two servers on one port would split the calls between them at random.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // Clients that ping between calls are welcome; by default gRPC answers them with GOAWAY.
@@ -249,7 +263,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerContext& con
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   out->impl_->service = std::make_unique<InferenceService>(context, out->impl_->pool);
-  auto server = Listen(address, out->impl_->service.get(), &out->impl_->port);
+  auto server = Listen(context, address, out->impl_->service.get(), &out->impl_->port);
   if (!server.ok()) return server.status();
   out->impl_->server = *std::move(server);
   out->SetServing(false);
@@ -260,7 +274,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartAdmin(ServerContext
                                                                    std::function<void()> drain) {
   auto out = std::unique_ptr<GrpcServer>(new GrpcServer());
   out->impl_->service = std::make_unique<AdminService>(context, std::move(drain));
-  auto server = Listen(address, out->impl_->service.get(), &out->impl_->port);
+  auto server = Listen(context, address, out->impl_->service.get(), &out->impl_->port);
   if (!server.ok()) return server.status();
   out->impl_->server = *std::move(server);
   return out;

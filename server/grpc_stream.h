@@ -5,6 +5,7 @@
 // a socket itself. `mutex_` orders them; `self_` keeps the call alive until OnDone and the last posted pump are through.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -48,13 +49,16 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     {
       std::lock_guard<std::mutex> lock(mutex_);
       writing_ = false;
-      if (!ok && stream_ != nullptr) stream_->Cancel();
+      if (!ok) LeaveLocked();
     }
     Pump();
   }
   void OnCancel() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (stream_ != nullptr) stream_->Cancel();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      LeaveLocked();
+    }
+    Pump();
   }
   void OnDone() override {
     if (stream_ != nullptr) stream_->OnReady({});
@@ -65,12 +69,15 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
  private:
   void Pump() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (writing_ || finished_) return;
-    while (outbox_.empty()) {
+    if (writing_ || finished_ || stream_ == nullptr) return;
+    while (outbox_.empty() || left_) {
       std::optional<Event> event = stream_->TryNext();
       if (!event) break;
       Take(*std::move(event));
     }
+    // Nobody listens; the events are only counted until the engine has ended the request, which takes a step.
+    if (left_) outbox_.clear(), late_.clear();
+    if (outbox_.empty() && stream_->done() && AnyAnswer()) outbox_ = std::exchange(late_, {});
     if (!outbox_.empty()) {
       response_ = std::move(outbox_.front());
       outbox_.pop_front();
@@ -79,6 +86,11 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
       return;
     }
     if (stream_->done()) FinishLocked(FinalStatus());
+  }
+
+  void LeaveLocked() {
+    left_ = true;
+    if (stream_ != nullptr) stream_->Cancel();
   }
 
   void Take(Event event) {
@@ -101,24 +113,30 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     }
     const auto& finished = std::get<Finished>(event);
     log_.Add(finished);
-    ends_.push_back({finished.reason, finished.usage.completion_tokens, finished.error});
+    End end{finished.reason, finished.reason == FinishReason::kDeadline && finished.usage.completion_tokens == 0,
+            finished.stop_reason == "drain", finished.error};
+    ends_.push_back(std::move(end));
     if (finished.reason == FinishReason::kError) return;
-    if (finished.reason == FinishReason::kDeadline && finished.usage.completion_tokens == 0) return;
     *response.mutable_finished() = FinishedToProto(finished);
-    outbox_.push_back(std::move(response));
+    (ends_.back().too_late ? late_ : outbox_).push_back(std::move(response));
   }
 
-  // The call fails as a whole if no sample came to an answer.
+  // Some sample has more to say than that the deadline came before its first token.
+  bool AnyAnswer() const {
+    return std::any_of(ends_.begin(), ends_.end(), [](const End& end) { return !end.too_late; });
+  }
+
+  // An error or a cancel fails the call; a deadline does only if it came before the first token of every sample.
   absl::Status FinalStatus() const {
-    absl::Status worst;
+    absl::Status status;
+    if (!AnyAnswer()) status = absl::DeadlineExceededError("the deadline passed before the first token");
     for (const End& end : ends_) {
       if (end.reason == FinishReason::kError) return end.error;
-      if (end.reason == FinishReason::kCancelled) worst = absl::CancelledError("the request was cancelled");
-      if (end.reason == FinishReason::kDeadline && end.completion_tokens == 0) {
-        worst = absl::DeadlineExceededError("the deadline passed before the first token");
-      }
+      if (end.reason != FinishReason::kCancelled) continue;
+      status = end.drained ? absl::UnavailableError("the server shut down before the answer was complete")
+                           : absl::CancelledError("the request was cancelled");
     }
-    return worst;
+    return status;
   }
 
   void FinishLocked(const absl::Status& status) {
@@ -129,7 +147,8 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
 
   struct End {
     FinishReason reason;
-    int completion_tokens;
+    bool too_late;  // the deadline came before the first token
+    bool drained;
     absl::Status error;
   };
 
@@ -140,9 +159,11 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
   std::shared_ptr<ResponseStream> stream_;
   std::string echo_;
   int num_samples_ = 1;
-  std::deque<Response> outbox_;  // guarded by mutex_: at most Started and the echoes
+  std::deque<Response> outbox_;  // guarded by mutex_: at most Started and the echoes, or the Finished of all samples
+  std::deque<Response> late_;    // Finished of samples that the deadline caught before their first token
   Response response_;            // being written
   bool writing_ = false, finished_ = false;  // guarded by mutex_
+  bool left_ = false;                        // the client is gone
   std::vector<End> ends_;
 };
 
