@@ -87,7 +87,7 @@ void CheckPlaces(const Situation& s, const StepPlan& plan) {
   const int stay = static_cast<int>(s.running.size() - plan.preemptions.size());
   EXPECT_LE(stay + plan.num_admissions, s.limits.max_sequences);
   EXPECT_TRUE(plan.num_admissions > 0 || plan.preemptions.empty()) << "preempted for nobody";
-  if (s.running.empty() && !s.waiting.empty()) EXPECT_GE(plan.num_admissions, 1) << "the engine would stand still";
+  EXPECT_TRUE(!s.running.empty() || s.waiting.empty() || plan.num_admissions > 0) << "the engine would stand still";
   // What came in fits, unless it is alone.
   int64_t bytes = s.limits.free_bytes;
   for (size_t i = 0; i < s.running.size(); ++i) {
@@ -109,7 +109,7 @@ void CheckPlaces(const Situation& s, const StepPlan& plan) {
 }
 
 TEST(SchedulerProperty, EveryPlanHolds) {
-  for (uint64_t seed = 1; seed <= 20000; ++seed) {
+  for (uint64_t seed = 1; seed <= 3000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Situation s = Maker(seed).Make();
     const StepPlan plan = PlanStep(s.running, s.waiting, s.limits);
@@ -120,7 +120,7 @@ TEST(SchedulerProperty, EveryPlanHolds) {
 }
 
 TEST(SchedulerProperty, TheOrderOfRunningSamplesDoesNotMatter) {
-  for (uint64_t seed = 1; seed <= 3000; ++seed) {
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
     Situation s = Maker(seed).Make();
     const auto describe = [&] {
       const StepPlan plan = PlanStep(s.running, s.waiting, s.limits);
