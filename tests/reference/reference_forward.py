@@ -11,7 +11,10 @@ from gguf.quants import dequantize
 
 
 class ReferenceModel:
-    def __init__(self, path):
+    """`kv_type` float16 rounds keys (after rotation) and values as a 16-bit cache does, and nothing else."""
+
+    def __init__(self, path, kv_type=np.float32):
+        self.kv_type = kv_type
         reader = GGUFReader(path)
 
         def key(name, default=None):
@@ -55,6 +58,7 @@ class ReferenceModel:
         heads = [(normed @ self.weights[f"{prefix}attn_{part}.weight"].T).reshape(len(x), -1, self.head_dim)
                  for part in "qkv"]
         q, k, v = self.rotate(heads[0]), self.rotate(heads[1]), heads[2]
+        k, v = (t.astype(self.kv_type).astype(np.float32) for t in (k, v))
         group = self.heads // self.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("thd,shd->hts", q, k) / np.float32(np.sqrt(self.head_dim))

@@ -1,5 +1,5 @@
-// The team of threads: every thread runs every job once, barriers order writes, sleep and wake-up lose nothing. Also built
-// with the thread sanitizer.
+// The team of threads: every thread runs every job once, barriers order writes, sleep and wake-up lose nothing. Also
+// built with the thread sanitizer.
 #include "kernels/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>

@@ -74,8 +74,11 @@ class HttpServerTest : public testing::Test {
   }
 
   bool Eventually(const std::function<bool()>& holds) {
-    for (int i = 0; i < 500 && !holds(); ++i) std::this_thread::sleep_for(milliseconds(10));
-    return holds();
+    for (int i = 0; i < 500; ++i) {
+      if (holds()) return true;
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    return false;
   }
 
   Lifecycle lifecycle_;

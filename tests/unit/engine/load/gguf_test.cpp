@@ -204,7 +204,7 @@ TEST(GgufTest, RefusesEveryPrefixOfAFile) {
 
 TEST(GgufTest, SaysWhatAFileBeginsWith) {
   const auto status = Gguf::Parse(std::string("PK\3\4 a zip archive")).status();
-  EXPECT_EQ(status.message(), "not a GGUF file: it begins with 'PK\\x03\\x04' in place of 'GGUF'");
+  EXPECT_EQ(std::string(status.message()), "not a GGUF file: it begins with 'PK\\003\\004' in place of 'GGUF'");
 }
 
 TEST(QuoteNameTest, EscapesAndCutsBetweenCharacters) {

@@ -213,14 +213,14 @@ INSTANTIATE_TEST_SUITE_P(
                 "tensor 'blk.0.attn_q.weight' has shape [96, 128]; the configuration demands [128, 96]"},
         Refused{"Type",
                 [](GgufWriter& w) {
-                  auto* t = w.Find("blk.0.ffn_up.weight");
-                  t->type = 6, t->data = std::string(160 * 96 / 32 * 22, 'x');
+                  auto* entry = w.Find("blk.0.ffn_up.weight");
+                  entry->type = 6, entry->data = std::string(160 * 96 / 32 * 22, 'x');
                 },
                 "tensor 'blk.0.ffn_up.weight' has type Q5_0; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1"},
         Refused{"QuantisedNorm",
                 [](GgufWriter& w) {
-                  auto* t = w.Find("output_norm.weight");
-                  t->type = 8, t->data = std::string(3 * 34, 'x');
+                  auto* entry = w.Find("output_norm.weight");
+                  entry->type = 8, entry->data = std::string(3 * 34, 'x');
                 },
                 "tensor 'output_norm.weight' is a norm vector of type Q8_0"},
         Refused{"Bias", [](GgufWriter& w) { w.Tensor("blk.0.attn_q.bias", {128}, 0, std::string(512, 'x')); },
