@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -159,9 +159,9 @@ TEST(ChatTemplate, HostileTemplatesEndAtALimit) {
       "{{ strftime_now('%100000000Y') }}",
   };
   for (const std::string& source : kTemplates) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // of this process: others may be busy
     const auto text = Render(source);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     EXPECT_FALSE(text.ok()) << source.substr(0, 100);
     EXPECT_FALSE(text.status().message().empty()) << source.substr(0, 100);
     EXPECT_LT(seconds, 20) << source.substr(0, 100);
