@@ -21,7 +21,8 @@ int UsableCores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_ONLN), 1, kMaxThreads));  // more cores than the set holds
+  return static_cast<int>(
+      std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_ONLN), 1, kMaxThreads));  // more cores than the set holds
 }
 
 class CpuBuffer : public DeviceBuffer {
@@ -41,7 +42,8 @@ class CpuStream : public Stream {
 
 class BackendCpu : public Backend {
  public:
-  BackendCpu(Isa isa, int num_threads, bool exact) : pool_(num_threads), scratch_(num_threads), context_{pool_, isa, exact, &scratch_} {}
+  BackendCpu(Isa isa, int num_threads, bool exact)
+      : pool_(num_threads), scratch_(num_threads), context_{pool_, isa, exact, &scratch_} {}
 
   BackendInfo Info() const override {
     const SystemMemory memory = ReadSystemMemory();
@@ -49,7 +51,8 @@ class BackendCpu : public Backend {
     BackendInfo info;
     info.name = "cpu";
     info.num_threads = pool_.size();
-    info.detail = absl::StrCat(isa, ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads", context_.exact ? ", exact" : "");
+    info.detail = absl::StrCat(isa, ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads",
+                               context_.exact ? ", exact" : "");
     info.memory_bytes = memory.total_bytes;
     info.memory_available_bytes = memory.available_bytes;
     return info;

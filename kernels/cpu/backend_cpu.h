@@ -9,7 +9,8 @@
 
 namespace loupe {
 
-// INVALID_ARGUMENT for an instruction set that is unknown or that this machine lacks, and for a thread count out of range.
+// INVALID_ARGUMENT for an instruction set that is unknown or that this machine lacks, and for a thread count out of
+// range.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const BackendOptions& options);
 
 }  // namespace loupe

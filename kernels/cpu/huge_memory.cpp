@@ -55,7 +55,8 @@ SystemMemory ReadSystemMemory() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
     if (line.rfind("MemTotal:", 0) == 0) memory.total_bytes = std::strtoll(line.c_str() + 9, nullptr, 10) * 1024;
-    if (line.rfind("MemAvailable:", 0) == 0) memory.available_bytes = std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
+    if (line.rfind("MemAvailable:", 0) == 0)
+      memory.available_bytes = std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
   }
   if (memory.total_bytes == 0) {  // no /proc: ask the C library
     memory.total_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
@@ -68,8 +69,8 @@ SystemMemory ReadSystemMemory() {
 absl::StatusOr<std::unique_ptr<HugeMemory>> HugeMemory::Create(int64_t bytes) {
   const int64_t total = ReadSystemMemory().total_bytes;
   if (bytes < 0 || bytes > total) {  // the system would promise more than it has, and end the process later
-    return absl::ResourceExhaustedError(
-        absl::StrCat(bytes, " bytes asked, the memory of this machine or its control group is ", total, " bytes; ask for less"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        bytes, " bytes asked, the memory of this machine or its control group is ", total, " bytes; ask for less"));
   }
   const int64_t mapped = std::max<int64_t>((bytes + kHugePageBytes - 1) / kHugePageBytes, 1) * kHugePageBytes;
   const size_t with_slack = static_cast<size_t>(mapped + kHugePageBytes);

@@ -23,7 +23,8 @@ class HugeMemory {
   int64_t bytes() const { return bytes_; }
 
  private:
-  HugeMemory(uint8_t* data, int64_t bytes, int64_t mapped_bytes) : data_(data), bytes_(bytes), mapped_bytes_(mapped_bytes) {}
+  HugeMemory(uint8_t* data, int64_t bytes, int64_t mapped_bytes)
+      : data_(data), bytes_(bytes), mapped_bytes_(mapped_bytes) {}
   uint8_t* data_;
   int64_t bytes_;         // as asked
   int64_t mapped_bytes_;  // a multiple of 2 MiB

@@ -8,7 +8,8 @@ namespace loupe {
 namespace {
 
 #if defined(__x86_64__)
-// The compilers' own test knows whether the operating system saves the wide registers, but clang's has no name for F16C.
+// The compilers' own test knows whether the operating system saves the wide registers, but clang's has no name for
+// F16C.
 bool HasF16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;

@@ -87,7 +87,8 @@ class PhaseMatMul {
   int64_t rounded_rows() const { return (rows_ + kPanelRows - 1) / kPanelRows * kPanelRows; }
   int64_t group_strips(int64_t strip_bytes) const { return std::max<int64_t>(1, kGroupBytes / strip_bytes); }
 
-  // Shared: quantised rows, then bf16 rows. A thread's own: a panel and its sums, or expanded strips, or quantised rows.
+  // Shared: quantised rows, then bf16 rows. A thread's own: a panel and its sums, or expanded strips, or quantised
+  // rows.
   void ReserveScratch() {
     CpuScratch& scratch = *context_.scratch;
     rounded_offset_ = quantise_ ? (quantised_bytes() + 63) / 64 * 64 : 0;
@@ -104,11 +105,13 @@ class PhaseMatMul {
 
   ActivationBlock* quantised_rows(int thread) const {
     CpuScratch& scratch = *context_.scratch;
-    ScratchBuffer& buffer = every_thread_quantises() ? scratch.thread[static_cast<size_t>(thread)] : scratch.activations;
+    ScratchBuffer& buffer =
+        every_thread_quantises() ? scratch.thread[static_cast<size_t>(thread)] : scratch.activations;
     return buffer.as<ActivationBlock>();
   }
   uint16_t* rounded(int64_t row) const {
-    return reinterpret_cast<uint16_t*>(context_.scratch->activations.as<uint8_t>() + rounded_offset_) + row * RoundedStride(cols_);
+    return reinterpret_cast<uint16_t*>(context_.scratch->activations.as<uint8_t>() + rounded_offset_) +
+           row * RoundedStride(cols_);
   }
   const float* x_row(int64_t row) const { return args_.x.row<float>(begin_ + row); }
 
@@ -144,14 +147,17 @@ class PhaseMatMul {
       uint8_t* expanded = context_.scratch->thread[static_cast<size_t>(thread)].as<uint8_t>();
       if (path == Path::kExpanded) {
         for (int64_t s = first; s < last; ++s) {
-          kernels_.expand(part.type, part.strip(s), cols_, reinterpret_cast<float*>(expanded + (s - first) * f32_bytes));
+          kernels_.expand(part.type, part.strip(s), cols_,
+                          reinterpret_cast<float*>(expanded + (s - first) * f32_bytes));
         }
       }
       for (int64_t row = 0; row < rows_; row += tile) {
         StripCall call{};
         call.cols = cols_;
         call.num_rows = static_cast<int>(TileRows(row, tile));
-        call.rows = path == Path::kQuantised ? static_cast<const void*>(quantised_rows(thread) + row * QuantBlocks(cols_)) : x_row(row);
+        call.rows = path == Path::kQuantised
+                        ? static_cast<const void*>(quantised_rows(thread) + row * QuantBlocks(cols_))
+                        : x_row(row);
         call.row_stride = args_.x.row_stride;
         for (int64_t s = first; s < last; ++s) {
           call.strip = path == Path::kExpanded ? expanded + (s - first) * f32_bytes : part.strip(s);

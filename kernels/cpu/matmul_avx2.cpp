@@ -1,8 +1,8 @@
 // Matrix kernels for AVX2 with FMA and F16C: a strip's 16 lanes are two vectors of eight.
 //
 // Decode: activations are whole 16-bit integers here; codes are widened to 16 bits and VPMADDWD gives the same exact
-// integer sums as the AVX-512 kernels. (VPMADDUBSW would saturate.) Prompt: the driver expands strips to f32 and the f32
-// kernel, which runs close to the peak of the units, multiplies them.
+// integer sums as the AVX-512 kernels. (VPMADDUBSW would saturate.) Prompt: the driver expands strips to f32 and the
+// f32 kernel, which runs close to the peak of the units, multiplies them.
 #include "kernels/cpu/matmul_kernels.h"
 #include "kernels/cpu/unroll.h"
 
@@ -17,9 +17,15 @@ constexpr int kQuantisedTile = 4;
 constexpr int kFloatTile = 3;
 constexpr int kAhead = 4096;
 
-inline __attribute__((always_inline)) void Prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-inline __attribute__((always_inline)) __m256i Load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline __attribute__((always_inline)) __m256 LoadFloats(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+inline __attribute__((always_inline)) void Prefetch(const uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+inline __attribute__((always_inline)) __m256i Load(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline __attribute__((always_inline)) __m256 LoadFloats(const uint8_t* p) {
+  return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+}
 inline __attribute__((always_inline)) __m256 LoadHalfs(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -82,7 +88,8 @@ void QuantiseRow(const float* x, int64_t cols, ActivationBlock* out, int stride)
 
 // sum += four columns of eight rows times the rows' activations.
 template <int R>
-inline __attribute__((always_inline)) void MultiplyFour(__m256i codes, const ActivationBlock* a, int four, __m256i (&sum)[R]) {
+inline __attribute__((always_inline)) void MultiplyFour(__m256i codes, const ActivationBlock* a, int four,
+                                                        __m256i (&sum)[R]) {
   const __m256i even = _mm256_and_si256(codes, _mm256_set1_epi16(255));
   const __m256i odd = _mm256_srli_epi16(codes, 8);
   LOUPE_UNROLL for (int r = 0; r < R; ++r) {
@@ -94,8 +101,8 @@ inline __attribute__((always_inline)) void MultiplyFour(__m256i codes, const Act
 
 // acc += one half (eight rows) of a block of weights * blocks of R rows.
 template <WeightType Type, int R>
-inline __attribute__((always_inline)) void MultiplyHalf(const uint8_t* codes, const uint8_t* scales, const ActivationBlock* a,
-                                                        __m256 (&acc)[R]) {
+inline __attribute__((always_inline)) void MultiplyHalf(const uint8_t* codes, const uint8_t* scales,
+                                                        const ActivationBlock* a, __m256 (&acc)[R]) {
   constexpr int kZero = LayoutOf(Type).zero;
   __m256i sum[R];
   LOUPE_UNROLL for (int r = 0; r < R; ++r) sum[r] = _mm256_set1_epi32(-kZero * a[r].total);
@@ -112,7 +119,8 @@ inline __attribute__((always_inline)) void MultiplyHalf(const uint8_t* codes, co
   const __m256 scale = LoadHalfs(scales);
   LOUPE_UNROLL for (int r = 0; r < R; ++r) {
     acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r]), _mm256_mul_ps(scale, _mm256_set1_ps(a[r].scale)), acc[r]);
-    if constexpr (Type == WeightType::kQ4_1) acc[r] = _mm256_fmadd_ps(LoadHalfs(scales + 32), _mm256_set1_ps(a[r].sum), acc[r]);
+    if constexpr (Type == WeightType::kQ4_1)
+      acc[r] = _mm256_fmadd_ps(LoadHalfs(scales + 32), _mm256_set1_ps(a[r].sum), acc[r]);
   }
 }
 
@@ -139,8 +147,8 @@ void QuantisedTile(const StripCall& call) {
 using Kernel = void (*)(const StripCall&);
 template <WeightType Type>
 inline void QuantisedTiles(const StripCall& call) {
-  static constexpr Kernel kTiles[kQuantisedTile] = {QuantisedTile<Type, 1>, QuantisedTile<Type, 2>, QuantisedTile<Type, 3>,
-                                                    QuantisedTile<Type, 4>};
+  static constexpr Kernel kTiles[kQuantisedTile] = {QuantisedTile<Type, 1>, QuantisedTile<Type, 2>,
+                                                    QuantisedTile<Type, 3>, QuantisedTile<Type, 4>};
   kTiles[call.num_rows - 1](call);
 }
 

@@ -1,7 +1,7 @@
 // Matrix kernels for AVX-512 with VNNI and BF16. Lane = output: 16 rows of a strip are the 16 lanes of a vector.
 //
-// Decode: activations are 16-bit integers split into two signed bytes, so two VPDPBUSD chains give exact integer sums of
-// 4- and 8-bit codes against them; the rounding is 3e-7 (mean KL) and costs nothing, since memory is the limit.
+// Decode: activations are 16-bit integers split into two signed bytes, so two VPDPBUSD chains give exact integer sums
+// of 4- and 8-bit codes against them; the rounding is 3e-7 (mean KL) and costs nothing, since memory is the limit.
 // Prompt: weights are expanded to bf16 once per panel and used by all rows with VDPBF16PS.
 #include "kernels/cpu/matmul_kernels.h"
 #include "kernels/cpu/unroll.h"
@@ -17,7 +17,9 @@ constexpr int kQuantisedTile = 16;
 constexpr int kFloatTile = 8;
 constexpr int kAhead = 8192;  // bytes: past the 4 KiB at which the hardware's prefetcher stops
 
-inline __attribute__((always_inline)) void Prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+inline __attribute__((always_inline)) void Prefetch(const uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
 inline __attribute__((always_inline)) __m512i Load(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline __attribute__((always_inline)) __m512 LoadHalfs(const uint8_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -81,8 +83,8 @@ inline __attribute__((always_inline)) void LoadCodes(const uint8_t* codes, __m51
 
 // acc += block of weights * blocks of R rows.
 template <WeightType Type, int R>
-inline __attribute__((always_inline)) void MultiplyBlock(const uint8_t* codes, const uint8_t* scales, const ActivationBlock* a,
-                                                         __m512 (&acc)[R]) {
+inline __attribute__((always_inline)) void MultiplyBlock(const uint8_t* codes, const uint8_t* scales,
+                                                         const ActivationBlock* a, __m512 (&acc)[R]) {
   constexpr int kZero = LayoutOf(Type).zero;
   __m512i c[8];
   LoadCodes<Type>(codes, c);
@@ -181,15 +183,17 @@ void FloatTile(const StripCall& call) {
     const __m512 last = Type == WeightType::kF32   ? _mm512_loadu_ps(w)
                         : Type == WeightType::kF16 ? LoadHalfs(w)
                                                    : _mm512_castsi512_ps(_mm512_slli_epi32(Load(w), 16));
-    LOUPE_UNROLL for (int r = 0; r < R; ++r) even[r] = _mm512_fmadd_ps(last, _mm512_set1_ps(x[r * call.row_stride + col]), even[r]);
+    LOUPE_UNROLL for (int r = 0; r < R; ++r) even[r] =
+        _mm512_fmadd_ps(last, _mm512_set1_ps(x[r * call.row_stride + col]), even[r]);
   }
   LOUPE_UNROLL for (int r = 0; r < R; ++r) Store(call, r, _mm512_add_ps(even[r], odd[r]));
 }
 
 template <WeightType Type>
 void FloatTiles(const StripCall& call) {
-  static constexpr Kernel kTiles[kFloatTile] = {FloatTile<Type, 1>, FloatTile<Type, 2>, FloatTile<Type, 3>, FloatTile<Type, 4>,
-                                                FloatTile<Type, 5>, FloatTile<Type, 6>, FloatTile<Type, 7>, FloatTile<Type, 8>};
+  static constexpr Kernel kTiles[kFloatTile] = {FloatTile<Type, 1>, FloatTile<Type, 2>, FloatTile<Type, 3>,
+                                                FloatTile<Type, 4>, FloatTile<Type, 5>, FloatTile<Type, 6>,
+                                                FloatTile<Type, 7>, FloatTile<Type, 8>};
   kTiles[call.num_rows - 1](call);
 }
 
@@ -197,17 +201,20 @@ void FloatTiles(const StripCall& call) {
 
 // Calls put(first column, values of four columns) for the eight fours of a block.
 template <class Put>
-inline __attribute__((always_inline)) void ExpandBlock(WeightType type, const uint8_t* codes, const uint8_t* scales, const Put& put) {
+inline __attribute__((always_inline)) void ExpandBlock(WeightType type, const uint8_t* codes, const uint8_t* scales,
+                                                       const Put& put) {
   const __m512 scale = LoadHalfs(scales);
   const __m512 minimum = type == WeightType::kQ4_1 ? LoadHalfs(scales + 32) : _mm512_setzero_ps();
   const bool bytes = type == WeightType::kQ8_0;
   const __m512i mask = _mm512_set1_epi32(bytes ? 255 : 15);
   const __m512i zero = _mm512_set1_epi32(LayoutOf(type).zero);
   for (int j = 0; j < 8; ++j) {
-    const __m512i v = bytes ? Load(codes + j * 64) : _mm512_srli_epi32(Load(codes + j % 4 * 64), static_cast<unsigned>(j / 4 * 4));
+    const __m512i v =
+        bytes ? Load(codes + j * 64) : _mm512_srli_epi32(Load(codes + j % 4 * 64), static_cast<unsigned>(j / 4 * 4));
     __m512 value[4];
     LOUPE_UNROLL for (int i = 0; i < 4; ++i) {
-      const __m512i code = _mm512_sub_epi32(_mm512_and_si512(_mm512_srli_epi32(v, static_cast<unsigned>(8 * i)), mask), zero);
+      const __m512i code =
+          _mm512_sub_epi32(_mm512_and_si512(_mm512_srli_epi32(v, static_cast<unsigned>(8 * i)), mask), zero);
       value[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), scale, minimum);  // the product is exact in f32
     }
     put(j * 4, value);
@@ -217,11 +224,12 @@ inline __attribute__((always_inline)) void ExpandBlock(WeightType type, const ui
 void Expand(WeightType type, const uint8_t* strip, int64_t cols, float* out) {
   if (!IsQuantised(type)) {
     for (int64_t c = 0; c < cols; ++c) {
-      const __m512 value = type == WeightType::kF32   ? _mm512_loadu_ps(strip + c * 64)
-                           : type == WeightType::kF16 ? LoadHalfs(strip + c * 32)
-                                                      : _mm512_castsi512_ps(_mm512_sllv_epi32(
-                                                            _mm512_srlv_epi32(Load(strip + c / 2 * 64), _mm512_set1_epi32(c % 2 * 16)),
-                                                            _mm512_set1_epi32(16)));
+      const __m512 value =
+          type == WeightType::kF32 ? _mm512_loadu_ps(strip + c * 64)
+          : type == WeightType::kF16
+              ? LoadHalfs(strip + c * 32)
+              : _mm512_castsi512_ps(_mm512_sllv_epi32(
+                    _mm512_srlv_epi32(Load(strip + c / 2 * 64), _mm512_set1_epi32(c % 2 * 16)), _mm512_set1_epi32(16)));
       _mm512_storeu_ps(out + c * kStripRows, value);
     }
     return;
@@ -236,15 +244,19 @@ void Expand(WeightType type, const uint8_t* strip, int64_t cols, float* out) {
 
 // ---- the prompt phase: bf16 panels
 
-inline __attribute__((always_inline)) __m512i ToBf16(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+inline __attribute__((always_inline)) __m512i ToBf16(__m512 low, __m512 high) {
+  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
 
 void RoundRow(const float* x, int64_t cols, uint16_t* out) {
   int64_t i = 0;
-  for (; i + 32 <= cols; i += 32) _mm512_storeu_si512(out + i, ToBf16(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16)));
+  for (; i + 32 <= cols; i += 32)
+    _mm512_storeu_si512(out + i, ToBf16(_mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16)));
   if (i == cols) return;
   const uint32_t mask = (1u << (cols - i)) - 1;
   const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x + i);
-  const __m512 high = mask >> 16 ? _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + i + 16) : _mm512_setzero_ps();
+  const __m512 high =
+      mask >> 16 ? _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + i + 16) : _mm512_setzero_ps();
   _mm512_storeu_si512(out + i, ToBf16(low, high));  // zeros up to a multiple of 32
 }
 
@@ -296,7 +308,8 @@ void Panel(const PanelCall& call) {
     }
   }
   LOUPE_UNROLL for (int r = 0; r < kPanelRows; ++r) {
-    LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j) _mm512_storeu_ps(call.sums + r * kPanelOutputs + j * kStripRows, sum[r][j]);
+    LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j)
+        _mm512_storeu_ps(call.sums + r * kPanelOutputs + j * kStripRows, sum[r][j]);
   }
 }
 

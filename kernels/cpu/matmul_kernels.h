@@ -9,9 +9,9 @@
 
 namespace loupe {
 
-// 32 activations of one row, quantised to 16 bits with one scale. The order inside `codes` is the kernel's own (AVX-512:
-// 32 high then 32 low signed bytes of hi * 256 + lo). Rows of a tile are interleaved: block (b, r) of a tile of R rows
-// lies at b * R + r, so that a kernel reaches everything from one pointer.
+// 32 activations of one row, quantised to 16 bits with one scale. The order inside `codes` is the kernel's own
+// (AVX-512: 32 high then 32 low signed bytes of hi * 256 + lo). Rows of a tile are interleaved: block (b, r) of a tile
+// of R rows lies at b * R + r, so that a kernel reaches everything from one pointer.
 struct ActivationBlock {
   int8_t codes[64];
   float scale;
@@ -75,7 +75,8 @@ struct MatMulKernels {
   void (*quantise)(const float* x, int64_t cols, ActivationBlock* out, int stride) = nullptr;
   void (*quantised)(WeightType type, const StripCall& call) = nullptr;
 
-  bool expand_prompts = false;  // in the prompt phase, quantised weights are expanded to f32, which is faster with many rows
+  bool expand_prompts =
+      false;  // in the prompt phase, quantised weights are expanded to f32, which is faster with many rows
 
   bool panels = false;  // the prompt phase uses the three below, for quantised and BF16 weights
   void (*round_rows)(const float* x, int64_t cols, uint16_t* out) = nullptr;  // f32 to bf16

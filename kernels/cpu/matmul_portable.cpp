@@ -1,5 +1,6 @@
 // Matrix kernels in plain C++ for any CPU: weights are expanded to f32 and multiplied in f32. Also the yardstick of the
-// others. Built without contraction of a * b + c, so that a row's bits do not depend on what the compiler makes of a tile.
+// others. Built without contraction of a * b + c, so that a row's bits do not depend on what the compiler makes of a
+// tile.
 #include <cstring>
 
 #include "kernels/cpu/half.h"

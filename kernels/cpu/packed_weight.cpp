@@ -57,14 +57,15 @@ int64_t FileRowBytes(WeightType type, int64_t cols) {
 
 absl::Status CheckPart(const HostMatrix& part, int64_t cols) {
   if (part.rows < 1 || part.cols < 1 || part.rows >= kMaxDimension || part.cols >= kMaxDimension) {
-    return absl::InvalidArgumentError(absl::StrCat("matrix of ", part.rows, " x ", part.cols, ": both must be 1 to ", kMaxDimension - 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("matrix of ", part.rows, " x ", part.cols, ": both must be 1 to ", kMaxDimension - 1));
   }
   if (part.cols != cols) {
     return absl::InvalidArgumentError(absl::StrCat("stacked matrices differ in columns: ", part.cols, " and ", cols));
   }
   if (IsQuantised(part.type) && part.cols % kQuantBlock != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a ", TypeName(part.type), " matrix has ", part.cols, " columns, which is no multiple of ", kQuantBlock));
+    return absl::InvalidArgumentError(absl::StrCat("a ", TypeName(part.type), " matrix has ", part.cols,
+                                                   " columns, which is no multiple of ", kQuantBlock));
   }
   if (part.data == nullptr) return absl::InvalidArgumentError("matrix without data");
   return absl::OkStatus();

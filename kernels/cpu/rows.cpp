@@ -76,7 +76,8 @@ void EmbedCpu(const EmbedArgs& args, CpuContext context) {
   LOUPE_CHECK_EQ(args.out.row_elements(), table.cols());
   LOUPE_CHECK_EQ(args.out.rows(), rows);
   const int32_t* ids = args.ids.as<int32_t>();
-  ForRows(context, rows, rows * table.cols() * 8, [&](int64_t row) { table.ReadRow(ids[row], args.out.row<float>(row)); });
+  ForRows(context, rows, rows * table.cols() * 8,
+          [&](int64_t row) { table.ReadRow(ids[row], args.out.row<float>(row)); });
 }
 
 void GatherRowsCpu(const GatherRowsArgs& args, CpuContext context) {

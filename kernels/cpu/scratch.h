@@ -38,9 +38,9 @@ class ScratchBuffer {
 
 // The rotations of one step: all layers of a step ask for the same, so they are computed once.
 struct RotationTable {
-  std::vector<int32_t> positions;    // [T]
-  std::vector<float> frequencies;    // [pairs]
-  std::vector<float> cosine, sine;   // [T, pairs]
+  std::vector<int32_t> positions;   // [T]
+  std::vector<float> frequencies;   // [pairs]
+  std::vector<float> cosine, sine;  // [T, pairs]
 };
 
 struct CpuScratch {

@@ -6,9 +6,9 @@
 //   F32   1 column    64 B   16 f32
 //   F16   2 columns   64 B   2 x 16 fp16
 //   BF16  2 columns   64 B   16 x (column 0, column 1)
-//   Q8_0  64 columns  1088 B 2 blocks x 8 vectors (lane r, byte i: code of column 4j + i, plus 128), then 2 x 16 fp16 scales
-//   Q4_0  64 columns  576 B  2 blocks x 4 vectors (lane r, byte i: columns 4j + i, low nibble, and 16 + 4j + i), 2 x 16 scales
-//   Q4_1  32 columns  320 B  4 vectors as Q4_0, 16 fp16 scales, 16 fp16 minima
+//   Q8_0  64 columns  1088 B 2 blocks x 8 vectors (lane r, byte i: code of column 4j + i, plus 128), then 2 x 16 fp16
+//   scales Q4_0  64 columns  576 B  2 blocks x 4 vectors (lane r, byte i: columns 4j + i, low nibble, and 16 + 4j + i),
+//   2 x 16 scales Q4_1  32 columns  320 B  4 vectors as Q4_0, 16 fp16 scales, 16 fp16 minima
 //
 // Columns beyond the matrix and rows beyond the last are zero (scale 0). No standard templates here: files built for
 // different instruction sets include this header.
@@ -26,7 +26,8 @@ static constexpr int kQuantBlock = 32;  // columns that share a scale
 struct StripLayout {
   int group_cols;
   int group_bytes;
-  int zero;  // what was added to a code of the file's block to make it unsigned; also for Q4_0, whose file does so itself
+  int zero;  // what was added to a code of the file's block to make it unsigned; also for Q4_0, whose file does so
+             // itself
 };
 
 static constexpr StripLayout LayoutOf(WeightType type) {

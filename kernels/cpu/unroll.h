@@ -1,5 +1,5 @@
-// LOUPE_UNROLL before a loop over an array of registers: it must be unrolled, or the compiler keeps the array in memory.
-// Not under clang's sanitizers, whose checks make such loops take minutes to compile.
+// LOUPE_UNROLL before a loop over an array of registers: it must be unrolled, or the compiler keeps the array in
+// memory. Not under clang's sanitizers, whose checks make such loops take minutes to compile.
 #pragma once
 
 #if defined(__clang__)

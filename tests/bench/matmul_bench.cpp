@@ -1,6 +1,7 @@
 // Time of all matrices of a decoder of the default model's shape (30 layers of width 576, vocabulary 49,152) at several
 // numbers of rows, beside what memory allows. Usage: matmul_bench [threads [isa [type]]], type one of F32 F16 BF16 Q8_0
-// Q4_0 Q4_1. With one thread the time is CPU time. Not part of the tests: figures depend on the machine and on what else runs.
+// Q4_0 Q4_1. With one thread the time is CPU time. Not part of the tests: figures depend on the machine and on what
+// else runs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -81,7 +82,8 @@ int Main(int argc, char** argv) {
   };
   std::vector<Layer> layers;
   int64_t bytes = 0, elements = 0;
-  for (const Shape& s : {Shape{960, 576, 30}, Shape{576, 576, 30}, Shape{3072, 576, 30}, Shape{576, 1536, 30}, Shape{49152, 576, 1}}) {
+  for (const Shape& s :
+       {Shape{960, 576, 30}, Shape{576, 576, 30}, Shape{3072, 576, 30}, Shape{576, 1536, 30}, Shape{49152, 576, 1}}) {
     const OwnedMatrix m = Quantise(type, RandomFloats(s.rows * s.cols, random), s.rows, s.cols);
     for (int64_t i = 0; i < s.layers; ++i) {
       auto weight = backend->PackWeight(std::vector<HostMatrix>{m.view()});
@@ -92,26 +94,30 @@ int Main(int argc, char** argv) {
     }
   }
   const double bandwidth = MemoryBandwidth(*backend, threads);
-  std::printf("%s, %s, %.1f MB of weights, memory %.1f GB/s\n", backend->Info().detail.c_str(), names[static_cast<int>(type)],
-              static_cast<double>(bytes) / 1e6, bandwidth / 1e9);
+  std::printf("%s, %s, %.1f MB of weights, memory %.1f GB/s\n", backend->Info().detail.c_str(),
+              names[static_cast<int>(type)], static_cast<double>(bytes) / 1e6, bandwidth / 1e9);
   std::vector<float> x = RandomFloats(512 * 1536, random), out(512 * 49152);
   for (const bool prompt : {false, true}) {
     for (const int64_t rows : {1, 2, 4, 8, 16, 32, 128, 512}) {
       if (prompt && rows < 16) continue;
-      const double seconds = BestSeconds([&] {
-        for (const Layer& layer : layers) {
-          if (prompt && layer.weight->rows() == 49152) continue;  // prompts want the logits of one row only
-          MatMulArgs args;
-          args.weight = layer.weight.get();
-          args.x = MakeTensor(x.data(), DType::kF32, rows, layer.weight->cols());
-          args.out = MakeTensor(out.data(), DType::kF32, rows, layer.weight->rows());
-          args.prompt_rows = prompt ? static_cast<int>(rows) : 0;
-          backend->MatMul(args, *stream);
-        }
-      }, .4);
-      const double work = static_cast<double>(prompt ? elements - 49152 * 576 : elements) * 2 * static_cast<double>(rows);
-      std::printf("%s %4d rows: %9.0f us, %7.0f rows/s, %6.1f GB/s (%3.0f %% of memory), %7.1f GFLOP/s\n", prompt ? "prompt" : "decode",
-                  static_cast<int>(rows), seconds * 1e6, static_cast<double>(rows) / seconds, static_cast<double>(bytes) / seconds / 1e9,
+      const double seconds = BestSeconds(
+          [&] {
+            for (const Layer& layer : layers) {
+              if (prompt && layer.weight->rows() == 49152) continue;  // prompts want the logits of one row only
+              MatMulArgs args;
+              args.weight = layer.weight.get();
+              args.x = MakeTensor(x.data(), DType::kF32, rows, layer.weight->cols());
+              args.out = MakeTensor(out.data(), DType::kF32, rows, layer.weight->rows());
+              args.prompt_rows = prompt ? static_cast<int>(rows) : 0;
+              backend->MatMul(args, *stream);
+            }
+          },
+          .4);
+      const double work =
+          static_cast<double>(prompt ? elements - 49152 * 576 : elements) * 2 * static_cast<double>(rows);
+      std::printf("%s %4d rows: %9.0f us, %7.0f rows/s, %6.1f GB/s (%3.0f %% of memory), %7.1f GFLOP/s\n",
+                  prompt ? "prompt" : "decode", static_cast<int>(rows), seconds * 1e6,
+                  static_cast<double>(rows) / seconds, static_cast<double>(bytes) / seconds / 1e9,
                   100 * static_cast<double>(bytes) / seconds / bandwidth, work / seconds / 1e9);
     }
   }

@@ -1,5 +1,5 @@
-// MatMul against a double-precision oracle for every element type, instruction set, path and phase, and its promise that
-// a row's bits depend on nothing but its inputs and its phase.
+// MatMul against a double-precision oracle for every element type, instruction set, path and phase, and its promise
+// that a row's bits depend on nothing but its inputs and its phase.
 #include <gtest/gtest.h>
 
 #include "tests/kernels/quantise_blocks.h"
@@ -28,10 +28,10 @@ std::vector<Case> AllCases() {
   return cases;
 }
 
-// Error allowed per unit of the sum of the terms' magnitudes. f32 sums of up to 2,000 terms stay within 2e-6. The 16-bit
-// activations of the fast decode path are off by 2^-16 of the largest of 32, at most: 1.6e-5 times the ratio of largest
-// to mean magnitude (about 3 here). bf16 rounds both factors of a prompt row to 2^-9 (exact weights: one factor), and
-// the errors of single terms average out.
+// Error allowed per unit of the sum of the terms' magnitudes. f32 sums of up to 2,000 terms stay within 2e-6. The
+// 16-bit activations of the fast decode path are off by 2^-16 of the largest of 32, at most: 1.6e-5 times the ratio of
+// largest to mean magnitude (about 3 here). bf16 rounds both factors of a prompt row to 2^-9 (exact weights: one
+// factor), and the errors of single terms average out.
 double Tolerance(const Case& c, bool prompt) {
   if (c.exact || c.type == WeightType::kF32 || c.type == WeightType::kF16) return 2e-6;
   return prompt ? 4e-3 : c.type == WeightType::kBF16 ? 2e-6 : 5e-5;
@@ -51,7 +51,8 @@ struct Product {
     args.x = MakeTensor(x.data() + begin * cols, DType::kF32, end - begin, cols);
     args.out = MakeTensor(out.data(), DType::kF32, end - begin, rows);
     if (!bias.empty()) args.bias = MakeTensor(bias.data(), DType::kF32, rows);
-    if (!add.empty()) args.add = MakeTensor(in_place ? out.data() : add.data() + begin * rows, DType::kF32, end - begin, rows);
+    if (!add.empty())
+      args.add = MakeTensor(in_place ? out.data() : add.data() + begin * rows, DType::kF32, end - begin, rows);
     args.prompt_rows = static_cast<int>(prompt_rows);
     backend.MatMul(args, *stream);
     return out;
@@ -82,13 +83,15 @@ void ExpectNear(const Product& p, const std::vector<double>& w, const std::vecto
       double want = dot.value;
       if (!p.bias.empty()) want += p.bias[static_cast<size_t>(r)];
       if (!p.add.empty()) want += p.add[at];
-      ASSERT_NEAR(out[at], want, tolerance * dot.magnitude + 1e-6 * std::fabs(want) + 1e-12) << "token " << t << " row " << r;
+      ASSERT_NEAR(out[at], want, tolerance * dot.magnitude + 1e-6 * std::fabs(want) + 1e-12)
+          << "token " << t << " row " << r;
     }
   }
 }
 
 // What a product without bias and residual should be, computed once for all instruction sets.
-std::vector<Dot> ReferenceProduct(const std::vector<double>& w, const std::vector<float>& x, int64_t rows, int64_t cols) {
+std::vector<Dot> ReferenceProduct(const std::vector<double>& w, const std::vector<float>& x, int64_t rows,
+                                  int64_t cols) {
   std::vector<Dot> dots;
   for (size_t t = 0; t < x.size(); t += static_cast<size_t>(cols)) {
     for (int64_t r = 0; r < rows; ++r) dots.push_back(ReferenceDot(w.data() + r * cols, x.data() + t, cols));
@@ -104,7 +107,8 @@ TEST(MatMul, EqualsTheOracleAtAllShapes) {
   }
   std::mt19937 random(seed);
   for (const WeightType type : kAllWeightTypes) {
-    for (const int64_t cols : IsBlockType(type) ? std::vector<int64_t>{32, 64, 96, 224, 576} : std::vector<int64_t>{1, 2, 63, 65, 193, 576}) {
+    for (const int64_t cols : IsBlockType(type) ? std::vector<int64_t>{32, 64, 96, 224, 576}
+                                                : std::vector<int64_t>{1, 2, 63, 65, 193, 576}) {
       for (const int64_t rows : {1, 13, 15, 16, 17, 65, 131}) {
         const OwnedMatrix m = RandomMatrix(type, rows, cols, random);
         Product p;
@@ -119,8 +123,8 @@ TEST(MatMul, EqualsTheOracleAtAllShapes) {
               const std::vector<float> out = p.Run(*backend, 0, tokens, prompt ? tokens : 0);
               for (size_t i = 0; i < out.size(); ++i) {
                 ASSERT_NEAR(out[i], want[i].value, Tolerance(c, prompt) * want[i].magnitude + 1e-12)
-                    << c.name() << (prompt ? " prompt " : " decode ") << rows << " x " << cols << ", " << tokens << " tokens, element "
-                    << i << ", seed " << seed;
+                    << c.name() << (prompt ? " prompt " : " decode ") << rows << " x " << cols << ", " << tokens
+                    << " tokens, element " << i << ", seed " << seed;
               }
             }
           }
@@ -213,7 +217,8 @@ TEST(MatMul, LongPromptsEqualShortOnes) {
     const std::vector<float> all = p.Run(*backend, 0, p.tokens, p.tokens);
     for (const int64_t begin : {0, 505, 1293}) {
       const std::vector<float> some = p.Run(*backend, begin, begin + 7, 7);
-      EXPECT_EQ(0, std::memcmp(some.data(), all.data() + begin * p.rows, some.size() * 4)) << isa << " from row " << begin;
+      EXPECT_EQ(0, std::memcmp(some.data(), all.data() + begin * p.rows, some.size() * 4))
+          << isa << " from row " << begin;
     }
   }
 }

@@ -1,5 +1,5 @@
-// Makes matrices of every element type of a model file out of f32 values, in GGUF's block layouts. For tests only: plain
-// round to nearest, no search for better scales.
+// Makes matrices of every element type of a model file out of f32 values, in GGUF's block layouts. For tests only:
+// plain round to nearest, no search for better scales.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,12 @@ inline uint16_t ToHalf(float value) {
   const double magnitude = std::fabs(static_cast<double>(value));
   if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7e00);
   if (magnitude >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
-  if (magnitude < std::ldexp(1, -14)) return static_cast<uint16_t>(sign | static_cast<int>(std::nearbyint(std::ldexp(magnitude, 24))));
+  if (magnitude < std::ldexp(1, -14))
+    return static_cast<uint16_t>(sign | static_cast<int>(std::nearbyint(std::ldexp(magnitude, 24))));
   int exponent = 0;
   const double fraction = std::frexp(magnitude, &exponent);  // [.5, 1)
-  const int mantissa = static_cast<int>(std::nearbyint(std::ldexp(fraction, 11)));  // 1024..2048, a carry is right as it is
+  const int mantissa =
+      static_cast<int>(std::nearbyint(std::ldexp(fraction, 11)));  // 1024..2048, a carry is right as it is
   return static_cast<uint16_t>(sign | (((exponent + 13) << 10) + mantissa));
 }
 inline uint16_t ToBf16(float value) {

@@ -48,8 +48,8 @@ inline double HalfValue(uint16_t half) {
   const int exponent = half >> 10 & 31;
   const int fraction = half & 1023;
   const double magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
-                           : exponent    ? std::ldexp(1024 + fraction, exponent - 25)
-                                         : std::ldexp(fraction, -24);
+                           : exponent     ? std::ldexp(1024 + fraction, exponent - 25)
+                                          : std::ldexp(fraction, -24);
   return half & 0x8000 ? -magnitude : magnitude;
 }
 inline double Bf16Value(uint16_t bits) {

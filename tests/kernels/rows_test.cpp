@@ -1,5 +1,5 @@
-// The ops over single rows (embedding, norm, rotation, activation, gathering) against double-precision oracles, for every
-// instruction set, and the equality of a row's bits in any company.
+// The ops over single rows (embedding, norm, rotation, activation, gathering) against double-precision oracles, for
+// every instruction set, and the equality of a row's bits in any company.
 #include <gtest/gtest.h>
 
 #include "tests/kernels/quantise_blocks.h"
@@ -33,7 +33,8 @@ TEST(Embed, GivesTheTablesRowsExactly) {
       for (size_t i = 0; i < out.size(); ++i) {
         const int64_t row = ids[i / static_cast<size_t>(cols)];
         const double value = want[static_cast<size_t>(row * cols) + i % static_cast<size_t>(cols)];
-        ASSERT_NEAR(out[i], value, 6e-8 * std::fabs(value)) << isa << ", type " << static_cast<int>(type) << ", id " << row;
+        ASSERT_NEAR(out[i], value, 6e-8 * std::fabs(value))
+            << isa << ", type " << static_cast<int>(type) << ", id " << row;
       }
     }
   }
@@ -78,7 +79,8 @@ TEST(RmsNorm, EqualsTheOracle) {
           const std::vector<double> want = ReferenceRmsNorm(x.data() + i * n, weight.data(), args.eps, n);
           for (int64_t c = 0; c < n; ++c) {
             const double value = want[static_cast<size_t>(c)];
-            ASSERT_NEAR(out[static_cast<size_t>(i * n + c)], value, 1e-6 * std::fabs(value)) << isa << ", n " << n << ", row " << i;
+            ASSERT_NEAR(out[static_cast<size_t>(i * n + c)], value, 1e-6 * std::fabs(value))
+                << isa << ", n " << n << ", row " << i;
           }
         }
         args.out = args.x;
@@ -98,7 +100,8 @@ TEST(SiluMul, EqualsTheOracleOverTheWholeRange) {
         std::mt19937 random(9);
         std::vector<float> x = RandomFloats(rows * width * 2, random, 20), out(static_cast<size_t>(rows * width));
         x[0] = 0;
-        if (width > 12) x[1] = 200, x[2] = -200, x[3] = -87.5f, x[4] = 88.5f, x[5] = 3e38f, x[6] = -3e38f, x[7] = 1e-30f;
+        if (width > 12)
+          x[1] = 200, x[2] = -200, x[3] = -87.5f, x[4] = 88.5f, x[5] = 3e38f, x[6] = -3e38f, x[7] = 1e-30f;
         SiluMulArgs args;
         args.gate_up = MakeTensor(x.data(), DType::kF32, rows, 2 * width);
         args.out = MakeTensor(out.data(), DType::kF32, rows, width);
@@ -108,7 +111,8 @@ TEST(SiluMul, EqualsTheOracleOverTheWholeRange) {
           const double want = ReferenceSiluMul(gate[0], gate[width]);
           if (std::fabs(want) > 3.4e38) continue;
           // Below -80 the answer is held at gate * up * e^-80.
-          ASSERT_NEAR(out[static_cast<size_t>(i)], want, 1e-6 * std::fabs(want) + 2e-35 * std::fabs(double{gate[0]} * gate[width]))
+          ASSERT_NEAR(out[static_cast<size_t>(i)], want,
+                      1e-6 * std::fabs(want) + 2e-35 * std::fabs(double{gate[0]} * gate[width]))
               << isa << ", gate " << gate[0];
         }
       }
@@ -129,7 +133,8 @@ TEST(Rope, EqualsTheOracle) {
           const std::vector<float> before = x;
           std::vector<int32_t> positions;
           for (int64_t r = 0; r < rows; ++r) positions.push_back(static_cast<int32_t>(random() % 131072));
-          for (int i = 0; i < pairs; ++i) frequencies.push_back(static_cast<float>(std::pow(10000.0, -double(i) / pairs)));
+          for (int i = 0; i < pairs; ++i)
+            frequencies.push_back(static_cast<float>(std::pow(10000.0, -double(i) / pairs)));
           RopeArgs args;
           args.x = MakeTensor(x.data(), DType::kF32, rows, heads, dim);
           args.x.row_stride = stride;
@@ -145,7 +150,8 @@ TEST(Rope, EqualsTheOracle) {
               ReferenceRope(head, positions[static_cast<size_t>(r)], frequencies, args.scale, interleaved);
               for (int64_t d = 0; d < dim; ++d) {
                 ASSERT_NEAR(x[static_cast<size_t>(r * stride + h * dim + d)], head[static_cast<size_t>(d)], 2e-6)
-                    << isa << (interleaved ? " interleaved" : " halves") << ", row " << r << ", head " << h << ", dimension " << d;
+                    << isa << (interleaved ? " interleaved" : " halves") << ", row " << r << ", head " << h
+                    << ", dimension " << d;
               }
             }
             for (int64_t i = heads * dim; i < stride; ++i) {
@@ -197,7 +203,8 @@ TEST(GatherRows, CopiesRows) {
   args.out = MakeTensor(out.data(), DType::kF32, 50, 577);
   backend->GatherRows(args, *stream);
   for (size_t i = 0; i < 50; ++i) {
-    EXPECT_EQ(0, std::memcmp(&out[i * 577], &x[static_cast<size_t>(rows[i]) * 600], 577 * sizeof(float))) << "row " << i;
+    EXPECT_EQ(0, std::memcmp(&out[i * 577], &x[static_cast<size_t>(rows[i]) * 600], 577 * sizeof(float)))
+        << "row " << i;
   }
 }
 
@@ -226,7 +233,8 @@ TEST(Rows, BitsDoNotDependOnCompanyOrThreads) {
     for (const int threads : {1, 2, 3}) {
       for (const int64_t begin : {0, 17, 49}) {
         const std::vector<float> some = run(threads, begin, 50);
-        EXPECT_EQ(0, std::memcmp(some.data(), all.data() + begin * width, some.size() * 4)) << isa << ", " << threads << " threads";
+        EXPECT_EQ(0, std::memcmp(some.data(), all.data() + begin * width, some.size() * 4))
+            << isa << ", " << threads << " threads";
       }
     }
   }
