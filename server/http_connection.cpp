@@ -25,8 +25,8 @@ namespace http = beast::http;
 using Json = nlohmann::ordered_json;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr size_t kMaxBuffered = 256 << 10;   // bytes read ahead: a header, or pipelined requests
-constexpr size_t kMaxPipelined = 64 << 10;   // beyond it reading pauses while an answer is written
+constexpr size_t kMaxBuffered = 256 << 10;  // bytes read ahead: a header, or pipelined requests
+constexpr size_t kMaxPipelined = 64 << 10;  // beyond it reading pauses while an answer is written
 constexpr size_t kMaxIdBytes = 128;
 constexpr int64_t kLingerBytes = 256 << 20;  // of a refused body, read and thrown away
 constexpr std::chrono::seconds kLingerTime{10};
@@ -87,7 +87,7 @@ asio::awaitable<void> HttpConnection::Run() {
 asio::awaitable<bool> HttpConnection::ReadRequest() {
   log = Json::object();
   status_ = 0;
-  streaming_ = chunked_ = false;
+  streaming_ = chunked_ = answered_ = false;
   if (holds_large_body_) --shared_.large_bodies;
   holds_large_body_ = false;
   request_ = HttpRequest();
@@ -179,7 +179,8 @@ asio::awaitable<void> HttpConnection::RefuseBroken(boost::system::error_code err
   std::string why = absl::StrCat("this is not HTTP/1.1: ", error.message());
   if (error == http::error::body_limit) {
     status = 413;
-    why = absl::StrCat("the body is larger than ", shared_.context.max_body_bytes, " bytes; send less or raise --max-body-bytes");
+    why = absl::StrCat("the body is larger than ", shared_.context.max_body_bytes,
+                       " bytes; send less or raise --max-body-bytes");
   } else if (error == http::error::header_limit || error == http::error::buffer_overflow) {
     status = 431;
     why = absl::StrCat("the header is larger than ", shared_.options.max_header_bytes, " bytes");
@@ -223,8 +224,8 @@ asio::awaitable<void> HttpConnection::Handle() {
   } else if (streaming_ && !failure.empty()) {
     gone_ = true;  // the stream is incomplete, and only a cut says so
   }
-  co_await StopMonitor();
   if (streaming_ && !gone_) co_await EndStream();
+  co_await StopMonitor();
   if (shared_.options.count_and_log) shared_.context.metrics->HttpFinished();
   Log(std::chrono::duration<double>(std::chrono::steady_clock::now() - request_.arrival).count());
 }
@@ -238,7 +239,8 @@ asio::awaitable<void> HttpConnection::Dispatch() {
   }
   HttpResponse response;
   if (match.allowed.empty()) {
-    response = ErrorResponse(404, absl::StrCat("no route ", request_.path.substr(0, 200), "; there are ", shared_.router.Offered()));
+    response = ErrorResponse(
+        404, absl::StrCat("no route ", request_.path.substr(0, 200), "; there are ", shared_.router.Offered()));
   } else if (request_.method == "OPTIONS") {
     response.status = 204;
     response.headers.emplace_back("Allow", match.allowed);
@@ -253,8 +255,9 @@ asio::awaitable<void> HttpConnection::Dispatch() {
 std::string HttpConnection::Head(const HttpResponse& response, bool streaming) {
   if (stopping_ || shared_.context.lifecycle->phase() == Phase::kDraining) keep_alive_ = false;
   status_ = response.status;
-  std::string head = absl::StrCat("HTTP/1.1 ", response.status, " ", ToString(http::obsolete_reason(http::status(response.status))),
-                                  "\r\nDate: ", HttpDate(), "\r\nX-Request-Id: ", request_.id, "\r\n");
+  std::string head =
+      absl::StrCat("HTTP/1.1 ", response.status, " ", ToString(http::obsolete_reason(http::status(response.status))),
+                   "\r\nDate: ", HttpDate(), "\r\nX-Request-Id: ", request_.id, "\r\n");
   if (!request_.traceparent.empty()) absl::StrAppend(&head, "traceparent: ", request_.traceparent, "\r\n");
   if (response.status != 204) absl::StrAppend(&head, "Content-Type: ", response.content_type, "\r\n");
   for (const auto& [name, value] : response.headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
@@ -273,8 +276,8 @@ std::string HttpConnection::Head(const HttpResponse& response, bool streaming) {
 asio::awaitable<bool> HttpConnection::Respond(HttpResponse response) {
   std::string bytes = Head(response, false);
   if (request_.method != "HEAD" && response.status != 204) bytes += response.body;
-  const bool sent = co_await Send(std::move(bytes));
-  co_return sent;
+  answered_ = co_await Send(std::move(bytes));
+  co_return answered_;
 }
 
 asio::awaitable<bool> HttpConnection::StartStream(HttpResponse head) {
@@ -297,7 +300,7 @@ asio::awaitable<bool> HttpConnection::Write(std::string data) {
 
 asio::awaitable<void> HttpConnection::EndStream() {
   std::string last = chunked_ ? "0\r\n\r\n" : "";
-  co_await Send(std::move(last));
+  answered_ = co_await Send(std::move(last));
 }
 
 asio::awaitable<bool> HttpConnection::Send(std::string bytes) {
@@ -336,16 +339,17 @@ void HttpConnection::Monitor() {
   if (buffer_.size() >= kMaxPipelined) return;
   monitoring_ = true;
   stream_.expires_never();
-  stream_.async_read_some(buffer_.prepare(4096), [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
-    self->monitoring_ = false;
-    if (!error) {
-      self->buffer_.commit(bytes);
-      if (!self->stop_monitor_) self->Monitor();
-    } else if (!(self->stop_monitor_ && error == asio::error::operation_aborted)) {
-      self->gone_ = true;
-    }
-    if (self->gone_ || self->stop_monitor_) self->Wake();
-  });
+  stream_.async_read_some(buffer_.prepare(4096),
+                          [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
+                            self->monitoring_ = false;
+                            if (!error) {
+                              self->buffer_.commit(bytes);
+                              if (!self->stop_monitor_) self->Monitor();
+                            } else if (!(self->stop_monitor_ && error == asio::error::operation_aborted)) {
+                              self->gone_ = true;
+                            }
+                            if (self->gone_ || self->stop_monitor_) self->Wake();
+                          });
 }
 
 asio::awaitable<void> HttpConnection::StopMonitor() {
@@ -398,7 +402,7 @@ void HttpConnection::Log(double seconds) {
   Json fields = {{"request_id", request_.id},
                  {"method", request_.method},
                  {"path", request_.path.substr(0, 200)},
-                 {"status", gone_ ? 499 : status_},
+                 {"status", answered_ ? status_ : 499},
                  {"duration_s", seconds}};
   if (!request_.traceparent.empty()) fields["traceparent"] = request_.traceparent.substr(0, 100);
   fields.update(log);
@@ -415,11 +419,11 @@ HttpHandler Immediate(std::function<HttpResponse(const HttpRequest&)> answer) {
 }
 
 Json ErrorObject(int status, const std::string& message, const std::string& param, const std::string& code) {
-  const char* type = status == 401                    ? "authentication_error"
-                     : status == 429                  ? "rate_limit_error"
-                     : status == 503                  ? "service_unavailable_error"
+  const char* type = status == 401                   ? "authentication_error"
+                     : status == 429                 ? "rate_limit_error"
+                     : status == 503                 ? "service_unavailable_error"
                      : status >= 400 && status < 500 ? "invalid_request_error"
-                                                      : "server_error";
+                                                     : "server_error";
   return {{"error",
            {{"message", message},
             {"type", type},

@@ -78,6 +78,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   int status_ = 0;  // of the answer being written; 0 before
   bool streaming_ = false;
   bool chunked_ = false;
+  bool answered_ = false;  // all of it is in the socket; a client may well leave then
   bool gone_ = false;
   bool signalled_ = false;
   bool monitoring_ = false;

@@ -22,7 +22,8 @@ absl::StatusOr<std::string> CutAfterFinalMessage(std::string rendered, const std
   if (core.empty()) return absl::InvalidArgumentError("continue_final_message: the last message is empty");
   const size_t found = rendered.rfind(core);
   if (found == std::string::npos) {
-    return absl::InvalidArgumentError("continue_final_message: the chat template of this model changes the last message");
+    return absl::InvalidArgumentError(
+        "continue_final_message: the chat template of this model changes the last message");
   }
   size_t end = found + core.size();
   const std::string_view tail = std::string_view(content).substr(content.find(core) + core.size());
@@ -56,7 +57,8 @@ absl::StatusOr<std::string> RenderChat(const ApiRequest& request, const ChatTemp
   variables.update(request.template_kwargs);
   auto rendered = chat_template.Render(variables);
   if (!rendered.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("messages: the chat template refuses them: ", std::string(rendered.status().message())));
+    return absl::InvalidArgumentError(
+        absl::StrCat("messages: the chat template refuses them: ", std::string(rendered.status().message())));
   }
   if (!request.continue_final_message) return rendered;
   return CutAfterFinalMessage(*std::move(rendered), request.messages.back()["content"].get<std::string>());
@@ -75,7 +77,8 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& text, bool 
   return tokenizer.Encode(text, add_special, /*parse_special=*/true);
 }
 
-absl::StatusOr<std::vector<std::vector<int32_t>>> BuildPrompts(const ApiRequest& request, const ChatTemplate& chat_template,
+absl::StatusOr<std::vector<std::vector<int32_t>>> BuildPrompts(const ApiRequest& request,
+                                                               const ChatTemplate& chat_template,
                                                                const Tokenizer& tokenizer, const PromptLimits& limits) {
   std::vector<std::vector<int32_t>> prompts;
   if (request.endpoint == Endpoint::kChat && request.prompts.empty()) {
@@ -85,6 +88,13 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> BuildPrompts(const ApiRequest&
     if (!ids.ok()) return ids.status();
     prompts.push_back(*std::move(ids));
     return prompts;
+  }
+  int64_t text_bytes = 0;
+  for (const ApiPrompt& prompt : request.prompts) text_bytes += static_cast<int64_t>(prompt.text.size());
+  if (request.prompts.size() > 1 && text_bytes > kMaxTextBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("prompt: has ", text_bytes, " bytes in ", request.prompts.size(),
+                                                   " prompts, at most ", kMaxTextBytes,
+                                                   " go into one request; send several"));
   }
   for (const ApiPrompt& prompt : request.prompts) {
     if (!prompt.is_text) {

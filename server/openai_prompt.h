@@ -12,8 +12,11 @@
 
 namespace loupe {
 
+// Text of one request that is encoded, in all: bounds the time that one request holds an I/O thread.
+inline constexpr int64_t kMaxTextBytes = 4 << 20;
+
 struct PromptLimits {
-  int max_context = 0;        // tokens
+  int max_context = 0;          // tokens
   int longest_token_bytes = 0;  // of the vocabulary; 0: not known, everything is encoded
 };
 
@@ -29,7 +32,8 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& text, bool 
                                                   const PromptLimits& limits);
 
 // All prompts of a request, in order.
-absl::StatusOr<std::vector<std::vector<int32_t>>> BuildPrompts(const ApiRequest& request, const ChatTemplate& chat_template,
+absl::StatusOr<std::vector<std::vector<int32_t>>> BuildPrompts(const ApiRequest& request,
+                                                               const ChatTemplate& chat_template,
                                                                const Tokenizer& tokenizer, const PromptLimits& limits);
 
 }  // namespace loupe

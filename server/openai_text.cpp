@@ -63,6 +63,10 @@ absl::StatusOr<Json> Tokenize(const Tokenizer& tokenizer, const ChatTemplate& ch
     if (value == nullptr) return Refuse("text", "is missing; send text or messages");
     if (auto status = ReadString("text", *value, &text); !status.ok()) return status;
   }
+  if (static_cast<int64_t>(text.size()) > kMaxTextBytes) {
+    return Refuse(is_chat ? "messages" : "text",
+                  absl::StrCat("has ", text.size(), " bytes, at most ", kMaxTextBytes, "; send it in pieces"));
+  }
   const std::vector<int32_t> tokens = tokenizer.Encode(text, add_special, parse_special);
   Json pieces = Json::array();
   for (const int32_t id : tokens) pieces.push_back(std::string(tokenizer.Piece(id)));
@@ -78,7 +82,8 @@ absl::StatusOr<Json> Detokenize(const Tokenizer& tokenizer, std::string_view bod
   if (auto status = ReadInts("tokens", *value, &ids); !status.ok()) return status;
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && ids[i] < tokenizer.vocab_size()) continue;
-    return Refuse(absl::StrCat("tokens[", i, "]"), absl::StrCat("is ", ids[i], ", must be from 0 to ", tokenizer.vocab_size() - 1));
+    return Refuse(absl::StrCat("tokens[", i, "]"),
+                  absl::StrCat("is ", ids[i], ", must be from 0 to ", tokenizer.vocab_size() - 1));
   }
   return Json{{"text", tokenizer.Decode(ids, /*skip_control=*/false)}};
 }
@@ -87,7 +92,9 @@ absl::StatusOr<Json> TokenizeBody(const Engine& engine, std::string_view body) {
   return Tokenize(engine.tokenizer(), engine.chat_template(), body);
 }
 
-absl::StatusOr<Json> DetokenizeBody(const Engine& engine, std::string_view body) { return Detokenize(engine.tokenizer(), body); }
+absl::StatusOr<Json> DetokenizeBody(const Engine& engine, std::string_view body) {
+  return Detokenize(engine.tokenizer(), body);
+}
 
 absl::StatusOr<Json> ApplyTemplateBody(const Engine& engine, std::string_view body) {
   const auto object = ParseObject(body);

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "server/logging.h"
 #include "server/openai_answer.h"
 #include "tests/unit/server/raw_client.h"
 
@@ -24,7 +25,8 @@ class HttpServerTest : public testing::Test {
     options_.count_and_log = false;
     router_.Add("GET", "/hello", Immediate([](const HttpRequest&) { return Body("hello"); }));
     router_.Add("POST", "/echo", Immediate([](const HttpRequest& request) { return Body(request.body); }));
-    router_.Add("GET", "/throw", Immediate([](const HttpRequest&) -> HttpResponse { throw std::runtime_error("boom"); }));
+    router_.Add("GET", "/throw",
+                Immediate([](const HttpRequest&) -> HttpResponse { throw std::runtime_error("boom"); }));
     router_.Add("GET", "/nothing", [](const HttpRequest&, HttpExchange&) -> asio::awaitable<void> { co_return; });
     router_.Add("GET", "/wait", [this](const HttpRequest&, HttpExchange& exchange) { return WaitForever(exchange); });
     router_.Add("GET", "/flood", [this](const HttpRequest&, HttpExchange& exchange) { return Flood(exchange); });
@@ -95,7 +97,8 @@ TEST_F(HttpServerTest, AnswersAndKeepsTheConnection) {
   Start();
   RawClient client(server_->port());
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(client.Send("GET /hello?x=1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: my-" + std::to_string(i) + "\r\n\r\n"));
+    ASSERT_TRUE(
+        client.Send("GET /hello?x=1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: my-" + std::to_string(i) + "\r\n\r\n"));
     const std::string answer = client.ReadAnswer();
     EXPECT_EQ(answer.rfind("HTTP/1.1 200 OK\r\n", 0), 0u) << answer;
     EXPECT_NE(answer.find("X-Request-Id: my-" + std::to_string(i) + "\r\n"), std::string::npos);
@@ -109,7 +112,8 @@ TEST_F(HttpServerTest, PipelinedRequestsAreAnsweredInOrder) {
   RawClient client(server_->port());
   std::string all;
   for (const char* body : {"a", "bb", "ccc"}) {
-    all += std::string("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: ") + std::to_string(strlen(body)) + "\r\n\r\n" + body;
+    all += std::string("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: ") + std::to_string(strlen(body)) +
+           "\r\n\r\n" + body;
   }
   ASSERT_TRUE(client.Send(all));
   for (const char* body : {"a", "bb", "ccc"}) {
@@ -175,7 +179,8 @@ TEST_F(HttpServerTest, LargeBodiesAreRefusedAndTheAnswerArrives) {
   EXPECT_EQ(answer.rfind("HTTP/1.1 413", 0), 0u) << answer;
   EXPECT_NE(answer.find("3145728"), std::string::npos) << "the limit is named";
   RawClient chunked(server_->port());
-  chunked.Send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n400000\r\n" + body + "\r\n0\r\n\r\n");
+  chunked.Send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n400000\r\n" + body +
+               "\r\n0\r\n\r\n");
   EXPECT_EQ(chunked.ReadAnswer().rfind("HTTP/1.1 413", 0), 0u);
 }
 
@@ -271,6 +276,35 @@ TEST_F(HttpServerTest, AClientThatLeavesIsNoticed) {
   EXPECT_TRUE(Eventually([&] { return waiting_ == 0; }));
 }
 
+TEST_F(HttpServerTest, TheLogSaysWhatTheClientSaw) {
+  testing::internal::CaptureStderr();
+  InitLogging("info");
+  options_.count_and_log = true;
+  Start();
+  {
+    RawClient client(server_->port());
+    client.Send("GET /wait HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\n\r\n");
+    ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+  }
+  ASSERT_TRUE(Eventually([&] { return waiting_ == 0; }));
+  release_ = true;
+  for (const char* path : {"/wait", "/three"}) {
+    RawClient client(server_->port());
+    client.Send(std::string("GET ") + path + " HTTP/1.0\r\nX-Request-Id: stayed\r\n\r\n");
+    EXPECT_NE(client.ReadAll(), "");
+  }
+  server_->Stop(Clock::now() + seconds(5));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("\"request_id\":\"left\",\"method\":\"GET\",\"path\":\"/wait\",\"status\":499"), std::string::npos)
+      << log;
+  EXPECT_NE(log.find("\"request_id\":\"stayed\",\"method\":\"GET\",\"path\":\"/wait\",\"status\":200"),
+            std::string::npos)
+      << log;
+  EXPECT_NE(log.find("\"request_id\":\"stayed\",\"method\":\"GET\",\"path\":\"/three\",\"status\":200"),
+            std::string::npos)
+      << log;
+}
+
 TEST_F(HttpServerTest, AReaderThatStopsReadingIsGivenUp) {
   options_.write_timeout = milliseconds(200);
   Start();
@@ -358,8 +392,11 @@ TEST_F(HttpServerTest, AddressesThatDoNotWork) {
   auto second = HttpServer::Start(context_, router_, taken, options_);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_NE(std::string(second.status().message()).find(taken), std::string::npos);
-  for (const char* address : {"", "nonsense", "127.0.0.1", "127.0.0.1:99999", "no.such.host.invalid:0", "203.0.113.1:0"}) {
-    EXPECT_EQ(HttpServer::Start(context_, router_, address, options_).status().code(), absl::StatusCode::kInvalidArgument) << address;
+  for (const char* address :
+       {"", "nonsense", "127.0.0.1", "127.0.0.1:99999", "no.such.host.invalid:0", "203.0.113.1:0"}) {
+    EXPECT_EQ(HttpServer::Start(context_, router_, address, options_).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << address;
   }
 }
 

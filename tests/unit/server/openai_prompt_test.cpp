@@ -42,7 +42,8 @@ class ByteTokenizer : public Tokenizer {
 };
 
 constexpr const char* kTemplate =
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt "
+    "%}[assistant]{% endif %}";
 
 class OpenAiPromptTest : public testing::Test {
  protected:
@@ -63,14 +64,18 @@ class OpenAiPromptTest : public testing::Test {
 };
 
 TEST_F(OpenAiPromptTest, RendersConversations) {
-  EXPECT_EQ(*Render(R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":"u"}]})"), "[system]s<|end|>[user]u<|end|>[assistant]");
+  EXPECT_EQ(*Render(R"({"messages":[{"role":"system","content":"s"},{"role":"user","content":"u"}]})"),
+            "[system]s<|end|>[user]u<|end|>[assistant]");
   EXPECT_EQ(*Render(R"({"messages":[{"role":"user","content":"u"}],"add_generation_prompt":false})"), "[user]u<|end|>");
-  EXPECT_EQ(*Render(R"({"messages":[{"role":"developer","content":"d"}]})"), "[system]d<|end|>[assistant]") << "the template knows no developer";
+  EXPECT_EQ(*Render(R"({"messages":[{"role":"developer","content":"d"}]})"), "[system]d<|end|>[assistant]")
+      << "the template knows no developer";
 }
 
 TEST_F(OpenAiPromptTest, ContinuesTheFinalMessage) {
-  EXPECT_EQ(*Render(R"({"messages":[{"role":"user","content":"u"},{"role":"assistant","content":"The answer is "}],"continue_final_message":true})"),
-            "[user]u<|end|>[assistant]The answer is ");
+  EXPECT_EQ(
+      *Render(
+          R"({"messages":[{"role":"user","content":"u"},{"role":"assistant","content":"The answer is "}],"continue_final_message":true})"),
+      "[user]u<|end|>[assistant]The answer is ");
   EXPECT_FALSE(Render(R"({"messages":[{"role":"assistant","content":"  "}],"continue_final_message":true})").ok());
 }
 
@@ -98,6 +103,18 @@ TEST_F(OpenAiPromptTest, HugeTextIsRefusedWithoutEncoding) {
   EXPECT_NE(std::string(status.message()).find("100"), std::string::npos) << status;
 }
 
+TEST_F(OpenAiPromptTest, ManyPromptsHaveALimitInAll) {
+  ApiRequest request;
+  request.endpoint = Endpoint::kCompletion;
+  request.prompts.resize(3);
+  for (ApiPrompt& prompt : request.prompts) prompt.text.assign(kMaxTextBytes / 3 + 1, 'x');
+  const auto status = BuildPrompts(request, *template_, tokenizer_, {1 << 24, 7}).status();
+  EXPECT_EQ(std::string(status.message()).rfind("prompt: has 4194306 bytes in 3 prompts", 0), 0u) << status;
+  EXPECT_EQ(
+      Tokenize(tokenizer_, *template_, "{\"text\":\"" + std::string(kMaxTextBytes + 1, 'x') + "\"}").status().code(),
+      absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(OpenAiPromptTest, TokenizeAndBack) {
   auto json = Tokenize(tokenizer_, *template_, R"({"text":"a<|end|>"})");
   ASSERT_TRUE(json.ok());
@@ -111,11 +128,13 @@ TEST_F(OpenAiPromptTest, TokenizeAndBack) {
 }
 
 TEST_F(OpenAiPromptTest, BadTokenizeBodies) {
-  for (const char* body : {"", "[]", "{}", R"({"text":5})", R"({"text":"a","messages":[]})", R"({"text":"a","add_special":1})", R"({"messages":[]})",
-                           R"({"messages":[{"role":"user"}]})"}) {
+  for (const char* body :
+       {"", "[]", "{}", R"({"text":5})", R"({"text":"a","messages":[]})", R"({"text":"a","add_special":1})",
+        R"({"messages":[]})", R"({"messages":[{"role":"user"}]})"}) {
     EXPECT_EQ(Tokenize(tokenizer_, *template_, body).status().code(), absl::StatusCode::kInvalidArgument) << body;
   }
-  for (const char* body : {"", "{}", R"({"tokens":"a"})", R"({"tokens":[257]})", R"({"tokens":[-1]})", R"({"tokens":[1.5]})", R"({"tokens":[1e12]})"}) {
+  for (const char* body : {"", "{}", R"({"tokens":"a"})", R"({"tokens":[257]})", R"({"tokens":[-1]})",
+                           R"({"tokens":[1.5]})", R"({"tokens":[1e12]})"}) {
     EXPECT_EQ(Detokenize(tokenizer_, body).status().code(), absl::StatusCode::kInvalidArgument) << body;
   }
 }
