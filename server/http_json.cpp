@@ -33,7 +33,8 @@ class Builder : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
   bool key(string_t& key) override {
     Level& level = levels_.back();
-    if (!level.keys.insert(key).second) return Fail(absl::StrCat("the key \"", key.substr(0, 80), "\" stands twice in one object"));
+    if (!level.keys.insert(key).second)
+      return Fail(absl::StrCat("the key \"", key.substr(0, 80), "\" stands twice in one object"));
     if (static_cast<int64_t>(level.keys.size()) > limits_.max_keys) {
       return Fail(absl::StrCat("an object has more than ", limits_.max_keys, " keys"));
     }
@@ -130,11 +131,16 @@ std::string DumpJson(const Json& json) { return json.dump(-1, ' ', false, Json::
 
 std::string Describe(const Json& json) {
   switch (json.type()) {
-    case Json::value_t::null: return "null";
-    case Json::value_t::string: return "a string";
-    case Json::value_t::array: return absl::StrCat("a list of ", json.size());
-    case Json::value_t::object: return absl::StrCat("an object of ", json.size(), " keys");
-    default: return DumpJson(json);
+    case Json::value_t::null:
+      return "null";
+    case Json::value_t::string:
+      return "a string";
+    case Json::value_t::array:
+      return absl::StrCat("a list of ", json.size());
+    case Json::value_t::object:
+      return absl::StrCat("an object of ", json.size(), " keys");
+    default:
+      return DumpJson(json);
   }
 }
 
@@ -147,7 +153,8 @@ absl::Status ReadBool(const std::string& name, const Json& json, bool* out) {
 absl::Status ReadInt64(const std::string& name, const Json& json, int64_t* out) {
   if (json.is_number_unsigned()) {
     const uint64_t value = json.get<uint64_t>();
-    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return WrongType(name, "an integer of 64 bits", json);
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      return WrongType(name, "an integer of 64 bits", json);
     *out = static_cast<int64_t>(value);
     return absl::OkStatus();
   }

@@ -1,5 +1,6 @@
 // What a route's handler sees of HTTP: one request, and the exchange through which it answers. The connection owns both
-// and calls the handler on its strand, so a handler needs no locks; it lives as a coroutine until the answer is written.
+// and calls the handler on its strand, so a handler needs no locks; it lives as a coroutine until the answer is
+// written.
 #pragma once
 
 #include <functional>
@@ -62,7 +63,9 @@ using HttpHandler = std::function<boost::asio::awaitable<void>(const HttpRequest
 HttpHandler Immediate(std::function<HttpResponse(const HttpRequest&)> answer);
 
 // {"error": {message, type, param, code}}, the shape that OpenAI's clients know. Empty param or code: null.
-nlohmann::ordered_json ErrorObject(int status, const std::string& message, const std::string& param, const std::string& code);
-HttpResponse ErrorResponse(int status, const std::string& message, const std::string& param = "", const std::string& code = "");
+nlohmann::ordered_json ErrorObject(int status, const std::string& message, const std::string& param,
+                                   const std::string& code);
+HttpResponse ErrorResponse(int status, const std::string& message, const std::string& param = "",
+                           const std::string& code = "");
 
 }  // namespace loupe

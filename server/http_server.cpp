@@ -58,7 +58,8 @@ absl::Status BindError(const std::string& address, const boost::system::error_co
   if (error == asio::error::address_in_use) {
     return absl::AlreadyExistsError(absl::StrCat(text, "; another process uses this port, choose another address"));
   }
-  if (error == asio::error::access_denied) return absl::PermissionDeniedError(absl::StrCat(text, "; choose a port above 1023"));
+  if (error == asio::error::access_denied)
+    return absl::PermissionDeniedError(absl::StrCat(text, "; choose a port above 1023"));
   return absl::InvalidArgumentError(text);
 }
 
@@ -127,11 +128,11 @@ void HttpServer::Impl::Serve(tcp::socket socket) {
 
 // One try without waiting: a fresh socket has room for these bytes.
 void HttpServer::Impl::TurnAway(tcp::socket socket) {
-  const HttpResponse response =
-      ErrorResponse(503, absl::StrCat(context.max_connections, " connections are open, the most allowed; try again soon"));
-  const std::string text =
-      absl::StrCat("HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/json\r\n",
-                   "Content-Length: ", response.body.size(), "\r\n\r\n", response.body);
+  const HttpResponse response = ErrorResponse(
+      503, absl::StrCat(context.max_connections, " connections are open, the most allowed; try again soon"));
+  const std::string text = absl::StrCat(
+      "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/json\r\n",
+      "Content-Length: ", response.body.size(), "\r\n\r\n", response.body);
   boost::system::error_code ignored;
   socket.non_blocking(true, ignored);
   socket.write_some(asio::buffer(text), ignored);

@@ -16,11 +16,11 @@ namespace loupe {
 
 struct HttpServerOptions {
   int num_threads = 2;
-  bool count_and_log = true;  // in-flight gauge and access log; probes would only be noise there
+  bool count_and_log = true;                         // in-flight gauge and access log; probes would only be noise there
   std::chrono::milliseconds idle_timeout{75'000};    // between requests of a connection
   std::chrono::milliseconds header_timeout{20'000};  // from a request's first byte to the end of its header
   std::chrono::milliseconds body_timeout{120'000};
-  std::chrono::milliseconds write_timeout{60'000};   // of one write: a reader this slow is given up
+  std::chrono::milliseconds write_timeout{60'000};  // of one write: a reader this slow is given up
   int64_t max_header_bytes = 64 << 10;
   int max_large_bodies = 16;  // bodies over kLargeBody, or of unknown length, that are being read or answered
 };

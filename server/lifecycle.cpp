@@ -20,12 +20,18 @@ std::string Lifecycle::reason() const {
 
 const char* PhaseName(Phase phase) {
   switch (phase) {
-    case Phase::kStarting: return "starting";
-    case Phase::kLoading: return "loading";
-    case Phase::kWarming: return "warming";
-    case Phase::kReady: return "ready";
-    case Phase::kDraining: return "draining";
-    case Phase::kFailed: return "failed";
+    case Phase::kStarting:
+      return "starting";
+    case Phase::kLoading:
+      return "loading";
+    case Phase::kWarming:
+      return "warming";
+    case Phase::kReady:
+      return "ready";
+    case Phase::kDraining:
+      return "draining";
+    case Phase::kFailed:
+      return "failed";
   }
   return "unknown";
 }

@@ -65,7 +65,8 @@ void InitLogging(const std::string& level) {
   logger->set_level(known ? parsed : spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
   if (!known) {
-    spdlog::warn("unknown log level '{}', using info; known are trace, debug, info, warning, error, critical, off", level);
+    spdlog::warn("unknown log level '{}', using info; known are trace, debug, info, warning, error, critical, off",
+                 level);
   }
 }
 

@@ -29,8 +29,8 @@ HttpResponse Probe(const ServerContext& context, bool passes, const std::string&
 
 std::string StallReason(const std::optional<EngineStats>& stats) {
   if (!stats || !IsStalled(*stats)) return "";
-  return absl::StrCat(stats->requests_running, " requests run and ", stats->requests_waiting, " wait, but no step has ended for ",
-                      static_cast<int64_t>(stats->last_step_age_s), " s");
+  return absl::StrCat(stats->requests_running, " requests run and ", stats->requests_waiting,
+                      " wait, but no step has ended for ", static_cast<int64_t>(stats->last_step_age_s), " s");
 }
 
 HttpResponse Liveness(const ServerContext& context) {
@@ -48,7 +48,8 @@ HttpResponse MetricsPage(const ServerContext& context, bool routing_only) {
   const EngineStats* known = stats ? &*stats : nullptr;
   HttpResponse response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  response.body = routing_only ? context.metrics->RoutingPage(known) : context.metrics->Page(known, context.lifecycle->phase());
+  response.body =
+      routing_only ? context.metrics->RoutingPage(known) : context.metrics->Page(known, context.lifecycle->phase());
   return response;
 }
 

@@ -9,21 +9,30 @@ namespace loupe {
 
 const char* FinishReasonName(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kToolCalls: return "tool_calls";
-    case FinishReason::kCancelled: return "cancelled";
-    case FinishReason::kDeadline: return "deadline";
-    case FinishReason::kError: return "error";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kToolCalls:
+      return "tool_calls";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kDeadline:
+      return "deadline";
+    case FinishReason::kError:
+      return "error";
   }
   return "unknown";
 }
 
 RejectReason RejectReasonOf(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kResourceExhausted: return RejectReason::kQueueFull;
-    case absl::StatusCode::kUnavailable: return RejectReason::kDraining;
-    default: break;
+    case absl::StatusCode::kResourceExhausted:
+      return RejectReason::kQueueFull;
+    case absl::StatusCode::kUnavailable:
+      return RejectReason::kDraining;
+    default:
+      break;
   }
   return absl::StartsWith(std::string(status.message()), "context_length_exceeded") ? RejectReason::kTooLong
                                                                                     : RejectReason::kInvalid;
@@ -122,7 +131,8 @@ std::string Metrics::RoutingPage(const EngineStats* stats) {
   if (stats != nullptr) families_->Refresh(*stats);
   std::vector<prometheus::MetricFamily> page;
   for (prometheus::MetricFamily& family : families_->registry.Collect()) {
-    for (const char* name : {"loupe_requests_waiting", "loupe_requests_running", "loupe_kv_pool_pinned_ratio", "loupe_cache_config_info"}) {
+    for (const char* name : {"loupe_requests_waiting", "loupe_requests_running", "loupe_kv_pool_pinned_ratio",
+                             "loupe_cache_config_info"}) {
       if (family.name != name) continue;
       page.push_back(std::move(family));
       break;

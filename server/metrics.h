@@ -1,6 +1,6 @@
 // The Prometheus side of the server: lower layers count in plain structs, this turns them into families. All families
-// and label combinations exist with 0 from the start, so no panel is ever absent. Thread-safe; the step thread calls the
-// observer's methods, which only add to atomics or to a histogram under its own short lock.
+// and label combinations exist with 0 from the start, so no panel is ever absent. Thread-safe; the step thread calls
+// the observer's methods, which only add to atomics or to a histogram under its own short lock.
 #pragma once
 
 #include <memory>

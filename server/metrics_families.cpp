@@ -14,13 +14,13 @@ using Labels = prometheus::Labels;
 using Buckets = std::vector<double>;
 
 // Seconds. Steps of at most 2.5x everywhere and 1.5x where people notice.
-const Buckets kFirstToken = {.005, .01, .02, .035, .05, .075, .1, .15, .2, .3, .4, .5,
-                             .75,  1,   1.5, 2,    3,   5,    7.5, 10, 20, 40, 80, 160};
+const Buckets kFirstToken = {.005, .01, .02, .035, .05, .075, .1,  .15, .2, .3, .4, .5,
+                             .75,  1,   1.5, 2,    3,   5,    7.5, 10,  20, 40, 80, 160};
 const Buckets kInterToken = {.0005, .001, .0015, .002, .003, .004, .005, .0075, .01, .0125, .015, .02,
                              .025,  .03,  .04,   .05,  .075, .1,   .15,  .2,    .3,  .5,    1,    2.5};
-const Buckets kEndToEnd = {.05, .1, .2, .3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,
+const Buckets kEndToEnd = {.05, .1, .2, .3, .5, .8, 1,   1.5, 2,   2.5, 5,    10,
                            15,  20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
-const Buckets kTokens = {1,    2,    5,    10,    20,    50,    100,    200,    500,    1000,
+const Buckets kTokens = {1,    2,    5,     10,    20,    50,     100,    200,    500,    1000,
                          2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000};
 const Buckets kPowersOfTwo = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
 const Buckets kRatio = {.05, .1, .15, .2, .25, .3, .35, .4, .45, .5, .6, .7, .8, .9, .95, 1};
@@ -43,12 +43,13 @@ prometheus::Gauge& Metrics::Families::AddGauge(const std::string& name, const st
   return BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
 }
 
-prometheus::Counter& Metrics::Families::AddCounter(const std::string& name, const std::string& help, const Labels& labels) {
+prometheus::Counter& Metrics::Families::AddCounter(const std::string& name, const std::string& help,
+                                                   const Labels& labels) {
   return BuildCounter().Name(name).Help(help).Register(registry).Add(labels);
 }
 
-prometheus::Histogram& Metrics::Families::AddHistogram(const std::string& name, const std::string& help, const Labels& labels,
-                                                       const Buckets& buckets) {
+prometheus::Histogram& Metrics::Families::AddHistogram(const std::string& name, const std::string& help,
+                                                       const Labels& labels, const Buckets& buckets) {
   return BuildHistogram().Name(name).Help(help).Register(registry).Add(labels, buckets);
 }
 
@@ -83,10 +84,12 @@ void Metrics::Families::AddRequests() {
   queue_age = &AddGauge("loupe_queue_oldest_age_seconds", "How long the oldest request in the queue has waited.");
   http_in_flight = &AddGauge("loupe_http_requests_in_flight", "HTTP requests being answered on the main listener.");
   grpc_in_flight = &AddGauge("loupe_grpc_streams_in_flight", "gRPC calls being answered.");
-  prompt_computed.counter = &AddCounter("loupe_prompt_tokens_total", "Prompt tokens, by where their cache entries came from.",
-                                        {{"model", model}, {"source", "computed"}});
-  prompt_recomputed.counter = &AddCounter("loupe_prompt_tokens_total", "Prompt tokens, by where their cache entries came from.",
-                                          {{"model", model}, {"source", "recomputed"}});
+  prompt_computed.counter =
+      &AddCounter("loupe_prompt_tokens_total", "Prompt tokens, by where their cache entries came from.",
+                  {{"model", model}, {"source", "computed"}});
+  prompt_recomputed.counter =
+      &AddCounter("loupe_prompt_tokens_total", "Prompt tokens, by where their cache entries came from.",
+                  {{"model", model}, {"source", "recomputed"}});
   generated.counter = &AddCounter("loupe_generation_tokens_total", "Tokens generated.", {{"model", model}});
   preemptions.counter = &AddCounter("loupe_preemptions_total", "Running requests that gave up their cache for others.",
                                     {{"kind", "recompute"}});
@@ -96,16 +99,19 @@ void Metrics::Families::AddLatencies() {
   const Labels of_model = {{"model", model}};
   first_token = &AddHistogram("loupe_time_to_first_token_seconds", "From arrival to the first token.",
                               {{"model", model}, {"cache", "miss"}}, kFirstToken);
-  next_token = &AddHistogram("loupe_inter_token_latency_seconds", "Every gap between two tokens of a sample.", of_model, kInterToken);
-  per_output_token = &AddHistogram("loupe_time_per_output_token_seconds",
-                                   "Mean gap of a sample: (duration - time to first token) / (tokens - 1).", of_model, kInterToken);
+  next_token = &AddHistogram("loupe_inter_token_latency_seconds", "Every gap between two tokens of a sample.", of_model,
+                             kInterToken);
+  per_output_token =
+      &AddHistogram("loupe_time_per_output_token_seconds",
+                    "Mean gap of a sample: (duration - time to first token) / (tokens - 1).", of_model, kInterToken);
   for (int reason = 0; reason < kNumFinishReasons; ++reason) {
-    duration[reason] = &AddHistogram("loupe_request_duration_seconds", "From arrival to the end of a sample.",
-                                     {{"model", model}, {"finish_reason", FinishReasonName(static_cast<FinishReason>(reason))}},
-                                     kEndToEnd);
+    duration[reason] = &AddHistogram(
+        "loupe_request_duration_seconds", "From arrival to the end of a sample.",
+        {{"model", model}, {"finish_reason", FinishReasonName(static_cast<FinishReason>(reason))}}, kEndToEnd);
   }
   const auto phase = [&](const char* name) {
-    return &AddHistogram("loupe_request_phase_seconds", "Where the time of a sample went.", {{"phase", name}}, kEndToEnd);
+    return &AddHistogram("loupe_request_phase_seconds", "Where the time of a sample went.", {{"phase", name}},
+                         kEndToEnd);
   };
   phase_queue = phase("queue");
   phase_tokenize = phase("tokenize");
@@ -113,7 +119,8 @@ void Metrics::Families::AddLatencies() {
   phase_decode = phase("decode");
   prompt_tokens = &AddHistogram("loupe_request_prompt_tokens", "Prompt length of a request.", of_model, kTokens);
   output_tokens = &AddHistogram("loupe_request_output_tokens", "Tokens generated for a sample.", of_model, kTokens);
-  retention = &AddHistogram("loupe_kv_retention_ratio", "Entries kept over entries seen, at the end of a sample.", of_model, kRatio);
+  retention = &AddHistogram("loupe_kv_retention_ratio", "Entries kept over entries seen, at the end of a sample.",
+                            of_model, kRatio);
 }
 
 void Metrics::Families::AddSteps() {
@@ -122,7 +129,8 @@ void Metrics::Families::AddSteps() {
     Step& step = steps[i];
     step.steps = &AddCounter("loupe_scheduler_steps_total", "Steps of the engine.", {{"phase", phase}});
     step.seconds = &AddHistogram("loupe_step_seconds", "Duration of a step.", {{"phase", phase}}, kInterToken);
-    step.requests = &AddHistogram("loupe_step_batch_requests", "Sequences in a step.", {{"phase", phase}}, kPowersOfTwo);
+    step.requests =
+        &AddHistogram("loupe_step_batch_requests", "Sequences in a step.", {{"phase", phase}}, kPowersOfTwo);
     step.tokens = &AddHistogram("loupe_step_tokens", "Rows in a step: prompt tokens and one a decoding sequence.",
                                 {{"phase", phase}}, kPowersOfTwo);
     AddTraffic(&step, phase);
@@ -132,8 +140,9 @@ void Metrics::Families::AddSteps() {
 // The CPU backend reads DRAM. Only combinations that occur are registered.
 void Metrics::Families::AddTraffic(Step* step, const char* phase) {
   const auto traffic = [&](const char* op, const char* data, const char* format, const char* kernel) {
-    return &AddCounter("loupe_memory_traffic_bytes_total", "Bytes moved between memory and the compute units, modelled from shapes.",
-                       {{"memory", "dram"}, {"op", op}, {"data", data}, {"format", format}, {"kernel", kernel}, {"phase", phase}});
+    return &AddCounter(
+        "loupe_memory_traffic_bytes_total", "Bytes moved between memory and the compute units, modelled from shapes.",
+        {{"memory", "dram"}, {"op", op}, {"data", data}, {"format", format}, {"kernel", kernel}, {"phase", phase}});
   };
   step->weight_read = traffic("read", "weights", "model", "matmul");
   step->kv_read = traffic("read", "kv", "dense", "attend");
@@ -153,13 +162,15 @@ void Metrics::Families::AddCache() {
   kv_resident = &AddGauge("loupe_kv_resident_bytes", "Cache pages in use.", tier_policy);
   kv_capacity = &AddGauge("loupe_kv_capacity_bytes", "Cache arena.", tier);
   kv_slabs = &AddGauge("loupe_kv_slab_bytes", "Arena slabs taken: pages in use and free pages beside them.", tier);
-  kv_pinned = &AddGauge("loupe_kv_pool_pinned_ratio", "Share of the arena that running requests need and cannot give up.", tier);
+  kv_pinned = &AddGauge("loupe_kv_pool_pinned_ratio",
+                        "Share of the arena that running requests need and cannot give up.", tier);
   kv_tokens = &AddGauge("loupe_kv_resident_tokens", "Tokens whose entries are in the cache.", tier_policy);
   kv_entries = &AddGauge("loupe_kv_resident_entries", "Entries in the cache, summed over lists.", tier_policy);
   kv_pages = &AddGauge("loupe_kv_resident_pages", "Pages in use.", tier);
-  kv_exact_equivalent =
-      &AddGauge("loupe_kv_exact_equivalent_bytes", "What the resident tokens would cost in the model's own dtype.", tier);
-  reserve_failures.counter = &AddCounter("loupe_kv_reserve_failures_total", "Times a step found too little free cache and had to preempt.");
+  kv_exact_equivalent = &AddGauge("loupe_kv_exact_equivalent_bytes",
+                                  "What the resident tokens would cost in the model's own dtype.", tier);
+  reserve_failures.counter =
+      &AddCounter("loupe_kv_reserve_failures_total", "Times a step found too little free cache and had to preempt.");
   entries_dropped.counter = &AddCounter("loupe_kv_entries_dropped_total", "Entries that policies dropped.");
   cache_info = &BuildGauge()
                     .Name("loupe_cache_config_info")
@@ -175,7 +186,10 @@ void Metrics::Families::AddProcess() {
            {{"version", kVersion}, {"commit", kCommit}, {"cuda", "none"}, {"compiler", kCompiler}, {"backend", "cpu"}})
       .Set(1);
   model_info = &BuildGauge().Name("loupe_model_info").Help("The model being served.").Register(registry);
-  startup_phase = &BuildGauge().Name("loupe_startup_phase_seconds").Help("How long each part of the start took.").Register(registry);
+  startup_phase = &BuildGauge()
+                       .Name("loupe_startup_phase_seconds")
+                       .Help("How long each part of the start took.")
+                       .Register(registry);
   for (const char* phase : {"load", "warm"}) startup_phases[phase] = &startup_phase->Add({{"phase", phase}});
   for (int i = 0; i < kNumPhases; ++i) {
     lifecycle[i] = &AddGauge("loupe_lifecycle_state", "1 for the state the process is in.",
@@ -212,7 +226,8 @@ void Metrics::Families::Refresh(const EngineStats& stats) {
   kv_resident->Set(static_cast<double>(kv.resident_bytes));
   kv_capacity->Set(static_cast<double>(kv.capacity_bytes));
   kv_slabs->Set(static_cast<double>(kv.slab_bytes));
-  kv_pinned->Set(kv.capacity_bytes > 0 ? static_cast<double>(kv.resident_bytes) / static_cast<double>(kv.capacity_bytes) : 0);
+  kv_pinned->Set(kv.capacity_bytes > 0 ? static_cast<double>(kv.resident_bytes) / static_cast<double>(kv.capacity_bytes)
+                                       : 0);
   kv_entries->Set(static_cast<double>(kv.resident_entries));
   kv_pages->Set(static_cast<double>(kv.pages));
   kv_tokens->Set(kv_lists > 0 ? static_cast<double>(kv.resident_entries) / static_cast<double>(kv_lists) : 0);

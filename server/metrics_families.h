@@ -41,9 +41,10 @@ struct Metrics::Families {
   };
 
   prometheus::Gauge& AddGauge(const std::string& name, const std::string& help, const prometheus::Labels& labels = {});
-  prometheus::Counter& AddCounter(const std::string& name, const std::string& help, const prometheus::Labels& labels = {});
-  prometheus::Histogram& AddHistogram(const std::string& name, const std::string& help, const prometheus::Labels& labels,
-                                      const std::vector<double>& buckets);
+  prometheus::Counter& AddCounter(const std::string& name, const std::string& help,
+                                  const prometheus::Labels& labels = {});
+  prometheus::Histogram& AddHistogram(const std::string& name, const std::string& help,
+                                      const prometheus::Labels& labels, const std::vector<double>& buckets);
   // Copies the engine's numbers into the gauges. Called with scrape_mutex held.
   void Refresh(const EngineStats& stats);
   void RefreshProcess();
@@ -60,7 +61,8 @@ struct Metrics::Families {
   prometheus::Histogram *prompt_tokens, *output_tokens, *retention;
   Follower prompt_computed, prompt_recomputed, generated, preemptions, reserve_failures, entries_dropped;
   std::array<Step, kNumStepPhases> steps;
-  prometheus::Gauge *kv_resident, *kv_capacity, *kv_pinned, *kv_tokens, *kv_entries, *kv_pages, *kv_slabs, *kv_exact_equivalent;
+  prometheus::Gauge *kv_resident, *kv_capacity, *kv_pinned, *kv_tokens, *kv_entries, *kv_pages, *kv_slabs,
+      *kv_exact_equivalent;
   prometheus::Gauge *weight_bytes, *threads, *load_bytes, *drain_remaining, *draining;
   prometheus::Gauge* lifecycle[kNumPhases];
   prometheus::Family<prometheus::Gauge>*model_info, *startup_phase, *cache_info;

@@ -26,14 +26,16 @@ absl::Status FailureOf(const Finished& finished, const ApiRequest& request, cons
 }
 
 // Takes what is waiting in all streams. Not OK: the request as a whole failed.
-absl::Status TakeEvents(const ApiRequest& request, const StreamSet& set, Answer* answer, std::string* frames, bool started) {
+absl::Status TakeEvents(const ApiRequest& request, const StreamSet& set, Answer* answer, std::string* frames,
+                        bool started) {
   int prompt = 0;
   for (const auto& stream : set.streams()) {
     while (auto event = stream->TryNext()) {
       if (const auto* delta = std::get_if<Delta>(&*event)) answer->Add(prompt, *delta, frames);
       const auto* finished = std::get_if<Finished>(&*event);
       if (finished == nullptr) continue;
-      const bool can_fail = finished->reason == FinishReason::kError || (!started && (frames == nullptr || frames->empty()));
+      const bool can_fail =
+          finished->reason == FinishReason::kError || (!started && (frames == nullptr || frames->empty()));
       const absl::Status failure = can_fail ? FailureOf(*finished, request, *answer) : absl::OkStatus();
       if (!failure.ok()) return failure;
       answer->Add(prompt, *finished, frames);
@@ -73,7 +75,8 @@ asio::awaitable<AnswerOutcome> Fail(absl::Status failure, std::string frames, Ht
 }
 
 // The end of a complete answer. (gcc 12: every co_await is a statement of its own.)
-asio::awaitable<bool> Complete(const ApiRequest& request, const Answer& answer, std::string frames, HttpExchange& exchange) {
+asio::awaitable<bool> Complete(const ApiRequest& request, const Answer& answer, std::string frames,
+                               HttpExchange& exchange) {
   bool sent = false;
   if (request.stream) {
     frames += answer.LastFrames();
@@ -101,13 +104,14 @@ void StreamSet::OnReady(const std::function<void()>& wake) {
   for (const auto& stream : streams_) stream->OnReady(wake);
 }
 
-asio::awaitable<AnswerOutcome> RunAnswer(const ApiRequest& request, Answer& answer, StreamSet& streams, HttpExchange& exchange,
-                                         std::chrono::milliseconds ping) {
+asio::awaitable<AnswerOutcome> RunAnswer(const ApiRequest& request, Answer& answer, StreamSet& streams,
+                                         HttpExchange& exchange, std::chrono::milliseconds ping) {
   streams.OnReady(exchange.Waker());
   auto last_write = std::chrono::steady_clock::now();
   for (;;) {
     std::string frames;
-    absl::Status failure = TakeEvents(request, streams, &answer, request.stream ? &frames : nullptr, exchange.started());
+    absl::Status failure =
+        TakeEvents(request, streams, &answer, request.stream ? &frames : nullptr, exchange.started());
     if (exchange.client_gone()) co_return Gone();
     if (!failure.ok()) {
       const AnswerOutcome outcome = co_await Fail(std::move(failure), std::move(frames), exchange);

@@ -1,5 +1,5 @@
-// The table of all fields of both endpoints: one row a field, one small reader a shape. A value of null never gets here:
-// it means that the field is absent.
+// The table of all fields of both endpoints: one row a field, one small reader a shape. A value of null never gets
+// here: it means that the field is absent.
 #include <string_view>
 #include <unordered_map>
 
@@ -102,14 +102,18 @@ Status Prompt(Name name, Value v, ApiRequest* r) {
   return absl::OkStatus();
 }
 Status PromptTokenIds(Name name, Value v, ApiRequest* r) { return TokenPrompt(name, v, r); }
-Status AddSpecialTokens(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->add_special_tokens.emplace()); }
+Status AddSpecialTokens(Name name, Value v, ApiRequest* r) {
+  return ReadBool(name, v, &r->add_special_tokens.emplace());
+}
 Status TemplateKwargs(Name name, Value v, ApiRequest* r) {
   if (!v.is_object()) return Refuse(name, absl::StrCat("must be an object, got ", Describe(v)));
   if (v.contains("messages")) return Refuse(name + ".messages", "would replace the conversation");
   r->template_kwargs = v;
   return absl::OkStatus();
 }
-Status AddGenerationPrompt(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->add_generation_prompt.emplace()); }
+Status AddGenerationPrompt(Name name, Value v, ApiRequest* r) {
+  return ReadBool(name, v, &r->add_generation_prompt.emplace());
+}
 Status ContinueFinalMessage(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->continue_final_message); }
 
 // ---- length and sampling
@@ -127,8 +131,12 @@ Status TopK(Name name, Value v, ApiRequest* r) {
   return absl::OkStatus();
 }
 Status MinP(Name name, Value v, ApiRequest* r) { return ReadFloat(name, v, &r->engine.sampling.min_p); }
-Status Repetition(Name name, Value v, ApiRequest* r) { return ReadFloat(name, v, &r->engine.sampling.repetition_penalty); }
-Status Frequency(Name name, Value v, ApiRequest* r) { return ReadFloat(name, v, &r->engine.sampling.frequency_penalty); }
+Status Repetition(Name name, Value v, ApiRequest* r) {
+  return ReadFloat(name, v, &r->engine.sampling.repetition_penalty);
+}
+Status Frequency(Name name, Value v, ApiRequest* r) {
+  return ReadFloat(name, v, &r->engine.sampling.frequency_penalty);
+}
 Status Presence(Name name, Value v, ApiRequest* r) { return ReadFloat(name, v, &r->engine.sampling.presence_penalty); }
 Status Seed(Name name, Value v, ApiRequest* r) {
   if (v.is_number_unsigned()) {
@@ -144,14 +152,17 @@ Status N(Name name, Value v, ApiRequest* r) { return ReadInt(name, v, &r->engine
 Status BestOf(Name name, Value v, ApiRequest*) {
   int best_of = 0;
   if (auto status = ReadInt(name, v, &best_of); !status.ok()) return status;
-  return best_of == 1 ? absl::OkStatus() : Refuse(name, absl::StrCat("is ", best_of, ", only 1 is offered by this server; use n"));
+  return best_of == 1 ? absl::OkStatus()
+                      : Refuse(name, absl::StrCat("is ", best_of, ", only 1 is offered by this server; use n"));
 }
 Status LogitBias(Name name, Value v, ApiRequest* r) {
-  if (!v.is_object()) return Refuse(name, absl::StrCat("must be an object of token ids and numbers, got ", Describe(v)));
+  if (!v.is_object())
+    return Refuse(name, absl::StrCat("must be an object of token ids and numbers, got ", Describe(v)));
   for (const auto& [key, bias] : v.items()) {
     int32_t id = 0;
     float value = 0;
-    if (!absl::SimpleAtoi(key, &id)) return Refuse(name, absl::StrCat("the key \"", key.substr(0, 40), "\" is no token id"));
+    if (!absl::SimpleAtoi(key, &id))
+      return Refuse(name, absl::StrCat("the key \"", key.substr(0, 40), "\" is no token id"));
     if (auto status = ReadFloat(absl::StrCat(name, ".", key), bias, &value); !status.ok()) return status;
     r->engine.sampling.logit_bias.emplace_back(id, value);
   }
@@ -174,7 +185,9 @@ Status Stop(Name name, Value v, ApiRequest* r) {
 }
 Status StopTokenIds(Name name, Value v, ApiRequest* r) { return ReadInts(name, v, &r->engine.sampling.stop_token_ids); }
 Status IgnoreEos(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->engine.sampling.ignore_eos); }
-Status IncludeStop(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->engine.sampling.include_stop_str_in_output); }
+Status IncludeStop(Name name, Value v, ApiRequest* r) {
+  return ReadBool(name, v, &r->engine.sampling.include_stop_str_in_output);
+}
 Status TimeoutMs(Name name, Value v, ApiRequest* r) {
   if (auto status = ReadInt64(name, v, &r->timeout_ms); !status.ok()) return status;
   constexpr int64_t kDayMs = 86'400'000;
@@ -226,33 +239,83 @@ using Table = std::unordered_map<std::string, FieldReader>;
 // Fields of both endpoints.
 const Table& SharedFields() {
   static const Table table = {
-      {"model", Model}, {"max_tokens", MaxTokens}, {"min_tokens", MinTokens}, {"temperature", Temperature}, {"top_p", TopP},
-      {"top_k", TopK}, {"min_p", MinP}, {"repetition_penalty", Repetition}, {"frequency_penalty", Frequency},
-      {"presence_penalty", Presence}, {"seed", Seed}, {"n", N}, {"best_of", BestOf}, {"logit_bias", LogitBias}, {"stop", Stop},
-      {"stop_token_ids", StopTokenIds}, {"ignore_eos", IgnoreEos}, {"include_stop_str_in_output", IncludeStop},
-      {"timeout_ms", TimeoutMs}, {"stream", Stream}, {"stream_options", StreamOptions}, {"return_token_ids", ReturnTokenIds},
-      {"prompt_token_ids", PromptTokenIds}, {"add_special_tokens", AddSpecialTokens}, {"kv", Kv}, {"priority", Priority},
+      {"model", Model},
+      {"max_tokens", MaxTokens},
+      {"min_tokens", MinTokens},
+      {"temperature", Temperature},
+      {"top_p", TopP},
+      {"top_k", TopK},
+      {"min_p", MinP},
+      {"repetition_penalty", Repetition},
+      {"frequency_penalty", Frequency},
+      {"presence_penalty", Presence},
+      {"seed", Seed},
+      {"n", N},
+      {"best_of", BestOf},
+      {"logit_bias", LogitBias},
+      {"stop", Stop},
+      {"stop_token_ids", StopTokenIds},
+      {"ignore_eos", IgnoreEos},
+      {"include_stop_str_in_output", IncludeStop},
+      {"timeout_ms", TimeoutMs},
+      {"stream", Stream},
+      {"stream_options", StreamOptions},
+      {"return_token_ids", ReturnTokenIds},
+      {"prompt_token_ids", PromptTokenIds},
+      {"add_special_tokens", AddSpecialTokens},
+      {"kv", Kv},
+      {"priority", Priority},
       // There is no prefix cache, so a salt separates what is separate already.
-      {"cache_salt", AnyString}, {"user", AnyString}, {"safety_identifier", AnyString}, {"metadata", AnyObject},
-      {"prompt_cache_key", AnyString}, {"prompt_cache_retention", AnyString}, {"store", OnlyFalse},
-      {"service_tier", ServiceTier}, {"response_format", ResponseFormat},
-      {"regex", NotOfferedYet}, {"choice", NotOfferedYet}, {"grammar", NotOfferedYet}, {"json_schema", NotOfferedYet},
-      {"guided_json", NotOfferedYet}, {"guided_regex", NotOfferedYet}, {"guided_choice", NotOfferedYet},
-      {"guided_grammar", NotOfferedYet}, {"structured_outputs", NotOfferedYet}, {"prompt_logprobs", NotOfferedYet},
-      {"use_beam_search", OnlyFalse}, {"length_penalty", NotOfferedYet}, {"bad_words", NotOfferedYet},
+      {"cache_salt", AnyString},
+      {"user", AnyString},
+      {"safety_identifier", AnyString},
+      {"metadata", AnyObject},
+      {"prompt_cache_key", AnyString},
+      {"prompt_cache_retention", AnyString},
+      {"store", OnlyFalse},
+      {"service_tier", ServiceTier},
+      {"response_format", ResponseFormat},
+      {"regex", NotOfferedYet},
+      {"choice", NotOfferedYet},
+      {"grammar", NotOfferedYet},
+      {"json_schema", NotOfferedYet},
+      {"guided_json", NotOfferedYet},
+      {"guided_regex", NotOfferedYet},
+      {"guided_choice", NotOfferedYet},
+      {"guided_grammar", NotOfferedYet},
+      {"structured_outputs", NotOfferedYet},
+      {"prompt_logprobs", NotOfferedYet},
+      {"use_beam_search", OnlyFalse},
+      {"length_penalty", NotOfferedYet},
+      {"bad_words", NotOfferedYet},
   };
   return table;
 }
 
 const Table& ChatFields() {
   static const Table table = {
-      {"messages", Messages}, {"max_completion_tokens", MaxTokens}, {"logprobs", ChatLogprobs}, {"top_logprobs", TopLogprobs},
-      {"chat_template_kwargs", TemplateKwargs}, {"add_generation_prompt", AddGenerationPrompt},
-      {"continue_final_message", ContinueFinalMessage}, {"tools", Tools}, {"tool_choice", ToolChoice}, {"functions", Tools},
-      {"function_call", ToolChoice}, {"parallel_tool_calls", AnyBool}, {"modalities", Modalities}, {"audio", NotOfferedYet},
+      {"messages", Messages},
+      {"max_completion_tokens", MaxTokens},
+      {"logprobs", ChatLogprobs},
+      {"top_logprobs", TopLogprobs},
+      {"chat_template_kwargs", TemplateKwargs},
+      {"add_generation_prompt", AddGenerationPrompt},
+      {"continue_final_message", ContinueFinalMessage},
+      {"tools", Tools},
+      {"tool_choice", ToolChoice},
+      {"functions", Tools},
+      {"function_call", ToolChoice},
+      {"parallel_tool_calls", AnyBool},
+      {"modalities", Modalities},
+      {"audio", NotOfferedYet},
       // A guess of the answer speeds others up; it changes no token.
-      {"prediction", AnyObject}, {"web_search_options", NotOfferedYet}, {"reasoning_effort", NotOfferedYet},
-      {"verbosity", Verbosity}, {"chat_template", NotOfferedYet}, {"documents", NotOfferedYet}, {"echo", OnlyFalse},
+      {"prediction", AnyObject},
+      {"web_search_options", NotOfferedYet},
+      {"reasoning_effort", NotOfferedYet},
+      {"verbosity", Verbosity},
+      {"chat_template", NotOfferedYet},
+      {"documents", NotOfferedYet},
+      {"echo", OnlyFalse},
       {"moderation", NotOfferedYet},
   };
   return table;

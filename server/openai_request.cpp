@@ -19,7 +19,8 @@ absl::Status Refuse(const std::string& name, const std::string& why) {
 absl::StatusOr<std::string> ReadContent(const std::string& name, const Json& content) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) {
-    return Refuse(name, absl::StrCat("must be a string or a list of parts {\"type\": \"text\", \"text\": ...}, got ", Describe(content)));
+    return Refuse(name, absl::StrCat("must be a string or a list of parts {\"type\": \"text\", \"text\": ...}, got ",
+                                     Describe(content)));
   }
   std::string text;
   for (size_t i = 0; i < content.size(); ++i) {
@@ -29,7 +30,8 @@ absl::StatusOr<std::string> ReadContent(const std::string& name, const Json& con
     const auto type = part.find("type");
     if (type == part.end() || !type->is_string()) return Refuse(part_name + ".type", "must be a string");
     if (*type != "text" && *type != "input_text") {
-      return Refuse(part_name + ".type", absl::StrCat(DumpJson(*type).substr(0, 60), " is not offered, this model reads text only"));
+      return Refuse(part_name + ".type",
+                    absl::StrCat(DumpJson(*type).substr(0, 60), " is not offered, this model reads text only"));
     }
     const auto part_text = part.find("text");
     if (part_text == part.end() || !part_text->is_string()) return Refuse(part_name + ".text", "must be a string");
@@ -46,7 +48,8 @@ absl::StatusOr<Json> ReadToolCalls(const std::string& name, const Json& calls) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string path = absl::StrCat(name, "[", i, "].function");
     const Json& call = calls[i];
-    if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) return Refuse(path, "must be an object");
+    if (!call.is_object() || !call.contains("function") || !call["function"].is_object())
+      return Refuse(path, "must be an object");
     const Json& function = call["function"];
     if (!function.contains("name") || !function["name"].is_string()) return Refuse(path + ".name", "must be a string");
     Json copy = call;
@@ -64,8 +67,10 @@ absl::StatusOr<Json> ReadMessage(const std::string& name, const Json& message) {
   if (!message.is_object()) return Refuse(name, absl::StrCat("must be an object, got ", Describe(message)));
   static const char* const kRoles[] = {"system", "user", "assistant", "tool", "developer"};
   const auto role = message.find("role");
-  if (role == message.end()) return Refuse(name + ".role", "is missing; roles are system, user, assistant, tool, developer");
-  if (!role->is_string() || std::find(std::begin(kRoles), std::end(kRoles), role->get_ref<const std::string&>()) == std::end(kRoles)) {
+  if (role == message.end())
+    return Refuse(name + ".role", "is missing; roles are system, user, assistant, tool, developer");
+  if (!role->is_string() ||
+      std::find(std::begin(kRoles), std::end(kRoles), role->get_ref<const std::string&>()) == std::end(kRoles)) {
     return Refuse(name + ".role", absl::StrCat("is ", DumpJson(*role).substr(0, 60),
                                                ", must be system, user, assistant, tool or developer"));
   }
@@ -92,7 +97,8 @@ absl::StatusOr<Json> ReadMessage(const std::string& name, const Json& message) {
   for (const char* key : {"name", "tool_call_id", "reasoning_content"}) {
     const Json* value = present(key);
     if (value == nullptr) continue;
-    if (!value->is_string()) return Refuse(absl::StrCat(name, ".", key), absl::StrCat("must be a string, got ", Describe(*value)));
+    if (!value->is_string())
+      return Refuse(absl::StrCat(name, ".", key), absl::StrCat("must be a string, got ", Describe(*value)));
     out[key] = *value;
   }
   if (present("audio") != nullptr) return Refuse(name + ".audio", "is not offered, this model reads text only");
@@ -100,12 +106,14 @@ absl::StatusOr<Json> ReadMessage(const std::string& name, const Json& message) {
 }
 
 absl::Status CheckChat(const ApiRequest& r) {
-  if (!r.prompts.empty() && !r.messages.empty()) return Refuse("prompt_token_ids", "excludes messages; send one of them");
+  if (!r.prompts.empty() && !r.messages.empty())
+    return Refuse("prompt_token_ids", "excludes messages; send one of them");
   if (r.prompts.empty() && r.messages.empty()) return Refuse("messages", "is missing");
   if (r.top_logprobs > 0 && !r.logprobs) return Refuse("top_logprobs", "needs \"logprobs\": true");
   if (!r.continue_final_message) return absl::OkStatus();
   if (r.add_generation_prompt.value_or(false)) {
-    return Refuse("continue_final_message", "excludes add_generation_prompt: one continues the last message, the other opens a new one");
+    return Refuse("continue_final_message",
+                  "excludes add_generation_prompt: one continues the last message, the other opens a new one");
   }
   const bool assistant = !r.messages.empty() && r.messages.back()["role"] == "assistant";
   return assistant ? absl::OkStatus() : Refuse("continue_final_message", "the last message must be the assistant's");
@@ -113,11 +121,12 @@ absl::Status CheckChat(const ApiRequest& r) {
 
 absl::Status CheckCompletion(const ApiRequest& r) {
   if (r.prompts.empty()) return Refuse("prompt", "is missing");
-  if (r.echo && r.logprobs) return Refuse("echo", "together with logprobs is not offered: prompt tokens have no log-probabilities here");
+  if (r.echo && r.logprobs)
+    return Refuse("echo", "together with logprobs is not offered: prompt tokens have no log-probabilities here");
   const int64_t choices = static_cast<int64_t>(r.prompts.size()) * r.engine.n;
   if (choices <= kMaxChoices) return absl::OkStatus();
-  return Refuse("n", absl::StrCat(r.prompts.size(), " prompts times n of ", r.engine.n, " make ", choices, " choices, at most ",
-                                  kMaxChoices, " go into one request"));
+  return Refuse("n", absl::StrCat(r.prompts.size(), " prompts times n of ", r.engine.n, " make ", choices,
+                                  " choices, at most ", kMaxChoices, " go into one request"));
 }
 
 }  // namespace
@@ -137,7 +146,8 @@ absl::StatusOr<Json> ParseMessages(const std::string& name, const Json& messages
 absl::StatusOr<ApiRequest> ParseApiRequest(Endpoint endpoint, std::string_view body, bool strict_fields) {
   auto json = ParseJson(body);
   if (!json.ok()) return json.status();
-  if (!json->is_object()) return absl::InvalidArgumentError(absl::StrCat("the body must be a JSON object, got ", Describe(*json)));
+  if (!json->is_object())
+    return absl::InvalidArgumentError(absl::StrCat("the body must be a JSON object, got ", Describe(*json)));
   ApiRequest request;
   request.endpoint = endpoint;
   if (endpoint == Endpoint::kCompletion) request.engine.sampling.max_tokens = kDefaultMaxTokens;
@@ -150,11 +160,13 @@ absl::StatusOr<ApiRequest> ParseApiRequest(Endpoint endpoint, std::string_view b
     if (value.is_null()) continue;
     if (auto status = reader(name, value, &request); !status.ok()) return status;
   }
-  if (endpoint == Endpoint::kCompletion && json->value("prompt", Json()) != nullptr && json->value("prompt_token_ids", Json()) != nullptr) {
+  if (endpoint == Endpoint::kCompletion && json->value("prompt", Json()) != nullptr &&
+      json->value("prompt_token_ids", Json()) != nullptr) {
     return Refuse("prompt_token_ids", "excludes prompt; send one of them");
   }
   // The newer name wins, whatever the order.
-  if (endpoint == Endpoint::kChat && json->contains("max_completion_tokens") && !(*json)["max_completion_tokens"].is_null()) {
+  if (endpoint == Endpoint::kChat && json->contains("max_completion_tokens") &&
+      !(*json)["max_completion_tokens"].is_null()) {
     request.engine.sampling.max_tokens = static_cast<int>((*json)["max_completion_tokens"].get<double>());
   }
   if ((request.include_usage || request.continuous_usage) && !request.stream) {

@@ -27,8 +27,8 @@ struct ApiPrompt {
 
 struct ApiRequest {
   Endpoint endpoint = Endpoint::kChat;
-  std::string model;  // empty: the one that is served
-  Request engine;     // all but id, prompt, arrival and deadline
+  std::string model;       // empty: the one that is served
+  Request engine;          // all but id, prompt, arrival and deadline
   int64_t timeout_ms = 0;  // 0: none
 
   bool stream = false;

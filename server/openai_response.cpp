@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 // The library replaces or drops what is not UTF-8; where it does neither, all of it is.
 bool IsUtf8(const std::string& bytes) {
   const Json text = bytes;
-  return text.dump(-1, ' ', false, Json::error_handler_t::replace) == text.dump(-1, ' ', false, Json::error_handler_t::ignore);
+  return text.dump(-1, ' ', false, Json::error_handler_t::replace) ==
+         text.dump(-1, ' ', false, Json::error_handler_t::ignore);
 }
 
 int64_t CountCharacters(const std::string& text) {
@@ -47,17 +48,22 @@ Json ChatToken(const TokenAlternative& token) {
 
 std::string SseFrame(const Json& json) { return absl::StrCat("data: ", DumpJson(json), "\n\n"); }
 
-double SafeLogprob(float logprob) { return std::isfinite(logprob) && logprob > -9999.0f ? static_cast<double>(logprob) : -9999.0; }
+double SafeLogprob(float logprob) {
+  return std::isfinite(logprob) && logprob > -9999.0f ? static_cast<double>(logprob) : -9999.0;
+}
 
 // Clients know four reasons. An answer that was cut, by whomever, is incomplete: `length`; stop_reason says why.
 const char* OpenAiFinishReason(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kToolCalls: return "tool_calls";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kToolCalls:
+      return "tool_calls";
     case FinishReason::kLength:
     case FinishReason::kCancelled:
     case FinishReason::kDeadline:
-    case FinishReason::kError: return "length";
+    case FinishReason::kError:
+      return "length";
   }
   return "stop";
 }
@@ -206,7 +212,8 @@ void Answer::Add(int prompt, const Delta& delta, std::string* frames) {
     return;
   }
   const bool has_logprobs = request_.logprobs && !delta.logprobs.empty();
-  if (delta.text.empty() && !has_logprobs && !request_.return_token_ids) return;  // half a character, or a held-back stop
+  if (delta.text.empty() && !has_logprobs && !request_.return_token_ids)
+    return;  // half a character, or a held-back stop
   Json out = ChunkChoice(index, delta.text);
   if (has_logprobs) {
     const bool chat = request_.endpoint == Endpoint::kChat;

@@ -18,7 +18,7 @@ struct Choice {
   std::string text;
   std::vector<int32_t> token_ids;
   std::vector<TokenLogprobs> logprobs;
-  bool opened = false;   // its first frame is out
+  bool opened = false;  // its first frame is out
   bool finished = false;
   Finished end;
   int64_t text_offset = 0;  // characters before the next token, for completion logprobs
@@ -65,7 +65,8 @@ inline constexpr const char* kSseDone = "data: [DONE]\n\n";
 inline constexpr const char* kSsePing = ": still working\n\n";
 
 const char* OpenAiFinishReason(FinishReason reason);
-// The exact cause: the matched stop string, the matched token id as a number, "deadline", "context"; null for a plain end.
+// The exact cause: the matched stop string, the matched token id as a number, "deadline", "context"; null for a plain
+// end.
 nlohmann::ordered_json StopReason(const Finished& finished, const SamplingParams& sampling);
 nlohmann::ordered_json ChatLogprobs(const std::vector<TokenLogprobs>& tokens);
 // `offset` is advanced by the characters of the tokens.

@@ -62,7 +62,8 @@ class OpenAiApi {
  private:
   absl::StatusOr<Engine*> engine() const;
   absl::StatusOr<std::unique_ptr<Taken>> Take(Endpoint endpoint, const HttpRequest& http);
-  absl::Status Submit(Engine& engine, const HttpRequest& http, const std::vector<std::vector<int32_t>>& prompts, Taken* taken);
+  absl::Status Submit(Engine& engine, const HttpRequest& http, const std::vector<std::vector<int32_t>>& prompts,
+                      Taken* taken);
   Json ModelEntry(const Engine& engine) const;
 
   ServerContext& context_;
@@ -74,24 +75,27 @@ absl::StatusOr<Engine*> OpenAiApi::engine() const {
   Engine* engine = context_.engine;
   if (engine != nullptr) return engine;
   const int percent = static_cast<int>(100 * context_.lifecycle->progress());
-  return absl::UnavailableError(absl::StrCat("the model is being loaded (", PhaseName(context_.lifecycle->phase()), ", ", percent,
-                                             " %); try again soon"));
+  return absl::UnavailableError(absl::StrCat("the model is being loaded (", PhaseName(context_.lifecycle->phase()),
+                                             ", ", percent, " %); try again soon"));
 }
 
-absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http, const std::vector<std::vector<int32_t>>& prompts, Taken* taken) {
+absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http,
+                               const std::vector<std::vector<int32_t>>& prompts, Taken* taken) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     Request request = taken->request.engine;
     request.id = SubId(http.id, i);
     request.prompt = prompts[i];
     request.arrival = http.arrival;
-    if (taken->request.timeout_ms > 0) request.deadline = http.arrival + std::chrono::milliseconds(taken->request.timeout_ms);
+    if (taken->request.timeout_ms > 0)
+      request.deadline = http.arrival + std::chrono::milliseconds(taken->request.timeout_ms);
     auto stream = engine.Submit(std::move(request));
     if (stream.ok()) {
       taken->streams.Add(*std::move(stream));
       continue;
     }
     const std::string message(stream.status().message());
-    if (stream.status().code() == absl::StatusCode::kNotFound) return absl::InvalidArgumentError(absl::StrCat("kv.policy: ", message));
+    if (stream.status().code() == absl::StatusCode::kNotFound)
+      return absl::InvalidArgumentError(absl::StrCat("kv.policy: ", message));
     return stream.status();
   }
   return absl::OkStatus();
@@ -107,8 +111,8 @@ absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const 
   taken->request = *std::move(parsed);
   ApiRequest& request = taken->request;
   if (!request.model.empty() && request.model != context_.model_name) {
-    return absl::NotFoundError(absl::StrCat("model: \"", request.model.substr(0, 100), "\" is not served here; this server has \"",
-                                            context_.model_name, "\""));
+    return absl::NotFoundError(absl::StrCat("model: \"", request.model.substr(0, 100),
+                                            "\" is not served here; this server has \"", context_.model_name, "\""));
   }
   if (auto status = ValidateRequest(request.engine, engine.vocab_size()); !status.ok()) return status;
   std::call_once(measured_, [&] { longest_token_bytes_ = LongestTokenBytes(engine.tokenizer()); });
@@ -191,10 +195,12 @@ HttpResponse OpenAiApi::Cancel(const HttpRequest& http) const {
   bool found = false;
   for (size_t prompt = 0; prompt < kMaxPrompts; ++prompt) found |= (*now)->Cancel(SubId(http.parameter, prompt));
   if (found) return JsonResponse({{"id", http.parameter}, {"cancelled", true}});
-  return ErrorResponse(404, absl::StrCat("no request ", http.parameter.substr(0, 200), " is in flight; it may have ended"));
+  return ErrorResponse(404,
+                       absl::StrCat("no request ", http.parameter.substr(0, 200), " is in flight; it may have ended"));
 }
 
-HttpResponse OpenAiApi::Text(const HttpRequest& http, absl::StatusOr<Json> (*answer)(const Engine&, std::string_view)) const {
+HttpResponse OpenAiApi::Text(const HttpRequest& http,
+                             absl::StatusOr<Json> (*answer)(const Engine&, std::string_view)) const {
   HttpResponse refusal;
   if (!IsJsonBody(http, &refusal)) return refusal;
   const auto now = engine();
@@ -208,17 +214,22 @@ HttpResponse OpenAiApi::Text(const HttpRequest& http, absl::StatusOr<Json> (*ans
 HttpRouter OpenAiRoutes(ServerContext& context) {
   const auto api = std::make_shared<OpenAiApi>(context);
   const auto complete = [api](Endpoint endpoint) -> HttpHandler {
-    return [api, endpoint](const HttpRequest& http, HttpExchange& exchange) { return api->Complete(endpoint, http, exchange); };
+    return [api, endpoint](const HttpRequest& http, HttpExchange& exchange) {
+      return api->Complete(endpoint, http, exchange);
+    };
   };
   HttpRouter router;
   router.Add("POST", "/v1/chat/completions", complete(Endpoint::kChat));
   router.Add("POST", "/v1/completions", complete(Endpoint::kCompletion));
   router.Add("GET", "/v1/models", Immediate([api](const HttpRequest&) { return api->Models(); }));
   router.Add("GET", "/v1/models/{id}", Immediate([api](const HttpRequest& http) { return api->Model(http); }));
-  router.Add("POST", "/v1/requests/{id}/cancel", Immediate([api](const HttpRequest& http) { return api->Cancel(http); }));
+  router.Add("POST", "/v1/requests/{id}/cancel",
+             Immediate([api](const HttpRequest& http) { return api->Cancel(http); }));
   router.Add("POST", "/tokenize", Immediate([api](const HttpRequest& http) { return api->Text(http, TokenizeBody); }));
-  router.Add("POST", "/detokenize", Immediate([api](const HttpRequest& http) { return api->Text(http, DetokenizeBody); }));
-  router.Add("POST", "/apply-template", Immediate([api](const HttpRequest& http) { return api->Text(http, ApplyTemplateBody); }));
+  router.Add("POST", "/detokenize",
+             Immediate([api](const HttpRequest& http) { return api->Text(http, DetokenizeBody); }));
+  router.Add("POST", "/apply-template",
+             Immediate([api](const HttpRequest& http) { return api->Text(http, ApplyTemplateBody); }));
   router.Add("GET", "/health", Immediate([&context](const HttpRequest&) { return Readiness(context); }));
   router.Add("GET", "/version", Immediate([](const HttpRequest&) {
                return JsonResponse({{"version", kVersion}, {"commit", kCommit}});

@@ -1,4 +1,5 @@
-// /tokenize, /detokenize and /apply-template: bodies to answers. Any thread; errors are INVALID_ARGUMENT with the field.
+// /tokenize, /detokenize and /apply-template: bodies to answers. Any thread; errors are INVALID_ARGUMENT with the
+// field.
 #pragma once
 
 #include <string_view>
@@ -14,7 +15,8 @@ absl::StatusOr<nlohmann::ordered_json> DetokenizeBody(const Engine& engine, std:
 absl::StatusOr<nlohmann::ordered_json> ApplyTemplateBody(const Engine& engine, std::string_view body);
 
 // The same without an engine.
-absl::StatusOr<nlohmann::ordered_json> Tokenize(const Tokenizer& tokenizer, const ChatTemplate& chat_template, std::string_view body);
+absl::StatusOr<nlohmann::ordered_json> Tokenize(const Tokenizer& tokenizer, const ChatTemplate& chat_template,
+                                                std::string_view body);
 absl::StatusOr<nlohmann::ordered_json> Detokenize(const Tokenizer& tokenizer, std::string_view body);
 
 }  // namespace loupe

@@ -30,9 +30,11 @@ absl::Status CheckNumbers(const SamplingParams& s) {
   if (s.max_tokens < -1) return Refuse("max_tokens", absl::StrCat(s.max_tokens), "0 or more");
   if (s.min_tokens < 0) return Refuse("min_tokens", absl::StrCat(s.min_tokens), "0 or more");
   if (s.max_tokens >= 0 && s.min_tokens > s.max_tokens) {
-    return Refuse("min_tokens", absl::StrCat(s.min_tokens), absl::StrCat("at most max_tokens, which is ", s.max_tokens));
+    return Refuse("min_tokens", absl::StrCat(s.min_tokens),
+                  absl::StrCat("at most max_tokens, which is ", s.max_tokens));
   }
-  if (s.logprobs > kMaxLogprobs) return Refuse("logprobs", absl::StrCat(s.logprobs), absl::StrCat("at most ", kMaxLogprobs));
+  if (s.logprobs > kMaxLogprobs)
+    return Refuse("logprobs", absl::StrCat(s.logprobs), absl::StrCat("at most ", kMaxLogprobs));
   return absl::OkStatus();
 }
 
@@ -49,11 +51,13 @@ absl::Status CheckStops(const SamplingParams& s, int vocab_size) {
   for (const std::string& stop : s.stop) {
     if (stop.empty()) return Refuse("stop", "an empty string", "text that can be found");
     if (stop.size() > kMaxStopBytes) {
-      return Refuse("stop", absl::StrCat(stop.size(), " bytes"), absl::StrCat("at most ", kMaxStopBytes, " bytes a string"));
+      return Refuse("stop", absl::StrCat(stop.size(), " bytes"),
+                    absl::StrCat("at most ", kMaxStopBytes, " bytes a string"));
     }
   }
   if (s.stop_token_ids.size() > kMaxStopTokenIds) {
-    return Refuse("stop_token_ids", absl::StrCat(s.stop_token_ids.size(), " ids"), absl::StrCat("at most ", kMaxStopTokenIds));
+    return Refuse("stop_token_ids", absl::StrCat(s.stop_token_ids.size(), " ids"),
+                  absl::StrCat("at most ", kMaxStopTokenIds));
   }
   for (const int32_t id : s.stop_token_ids) {
     if (auto status = CheckToken("stop_token_ids", id, vocab_size); !status.ok()) return status;

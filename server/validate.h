@@ -6,9 +6,9 @@
 
 namespace loupe {
 
-inline constexpr int kMaxSamples = 128;          // n
+inline constexpr int kMaxSamples = 128;  // n
 inline constexpr int kMaxStopStrings = 16;
-inline constexpr int kMaxStopBytes = 4096;       // of one stop string
+inline constexpr int kMaxStopBytes = 4096;  // of one stop string
 inline constexpr int kMaxStopTokenIds = 256;
 inline constexpr int kMaxLogprobs = 20;
 inline constexpr int kMaxLogitBias = 4096;

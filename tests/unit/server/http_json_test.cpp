@@ -11,8 +11,16 @@ std::string ErrorOf(std::string_view text, JsonLimits limits = {}) {
 }
 
 TEST(HttpJson, ReadsWhatTheLibraryReads) {
-  const char* const texts[] = {"{}", "[]", "null", "true", "-12", "1.5e3", "\"\\u00e9\\ud83e\\udd8a\"", "{\"a\":[1,{\"b\":null}],\"c\":\"x\"}",
-                               "18446744073709551615", " [1 , 2] "};
+  const char* const texts[] = {"{}",
+                               "[]",
+                               "null",
+                               "true",
+                               "-12",
+                               "1.5e3",
+                               "\"\\u00e9\\ud83e\\udd8a\"",
+                               "{\"a\":[1,{\"b\":null}],\"c\":\"x\"}",
+                               "18446744073709551615",
+                               " [1 , 2] "};
   for (const char* text : texts) {
     const auto json = ParseJson(text);
     ASSERT_TRUE(json.ok()) << text << ": " << json.status();
@@ -27,8 +35,9 @@ TEST(HttpJson, KeepsTheOrderOfKeys) {
 }
 
 TEST(HttpJson, RefusesWhatIsNoJson) {
-  for (const char* text : {"", "{", "}", "[1,]", "{\"a\":}", "{'a':1}", "NaN", "[Infinity]", "{\"a\":-Infinity}", "01", "1 2", "\"\xff\"",
-                           "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "\"\\ud800\"", "\"a\nb\"", "// x\n1", "tru", "\xef\xbb"}) {
+  for (const char* text :
+       {"", "{", "}", "[1,]", "{\"a\":}", "{'a':1}", "NaN", "[Infinity]", "{\"a\":-Infinity}", "01", "1 2", "\"\xff\"",
+        "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "\"\\ud800\"", "\"a\nb\"", "// x\n1", "tru", "\xef\xbb"}) {
     EXPECT_NE(ErrorOf(text), "") << text;
   }
 }

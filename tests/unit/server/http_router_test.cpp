@@ -27,7 +27,8 @@ TEST(HttpRouter, FindsByMethodAndPath) {
 
 TEST(HttpRouter, TellsUnknownPathsFromWrongMethods) {
   const HttpRouter router = SomeRoutes();
-  for (const char* path : {"/", "", "/v1", "/v1/models/", "/v1/requests//cancel", "/v1/requests/cancel", "/v1/requests/a", "/V1/models"}) {
+  for (const char* path :
+       {"/", "", "/v1", "/v1/models/", "/v1/requests//cancel", "/v1/requests/cancel", "/v1/requests/a", "/V1/models"}) {
     const auto match = router.Find("GET", path);
     EXPECT_EQ(match.handler, nullptr) << path;
     EXPECT_EQ(match.allowed, "") << path;
@@ -38,7 +39,8 @@ TEST(HttpRouter, TellsUnknownPathsFromWrongMethods) {
 }
 
 TEST(HttpRouter, NamesWhatIsOffered) {
-  EXPECT_EQ(SomeRoutes().Offered(), "GET /v1/models, GET /v1/models/{id}, POST /v1/requests/{id}/cancel, POST /both, GET /both");
+  EXPECT_EQ(SomeRoutes().Offered(),
+            "GET /v1/models, GET /v1/models/{id}, POST /v1/requests/{id}/cancel, POST /both, GET /both");
 }
 
 TEST(HttpRouter, DecodesPercentsThatAreComplete) {
@@ -48,7 +50,9 @@ TEST(HttpRouter, DecodesPercentsThatAreComplete) {
   EXPECT_EQ(PercentDecode("%zz%41"), "%zzA");
 }
 
-nlohmann::ordered_json ErrorOf(const absl::Status& status) { return nlohmann::ordered_json::parse(ErrorResponse(status).body)["error"]; }
+nlohmann::ordered_json ErrorOf(const absl::Status& status) {
+  return nlohmann::ordered_json::parse(ErrorResponse(status).body)["error"];
+}
 
 TEST(HttpStatus, MapsEveryCode) {
   EXPECT_EQ(HttpStatusOf(absl::OkStatus()), 200);
@@ -87,7 +91,9 @@ TEST(HttpStatus, SaysWhenToTryAgain) {
   EXPECT_TRUE(ErrorResponse(absl::InvalidArgumentError("x")).headers.empty());
 }
 
-TEST(HttpStatus, ErrorsCarryAnyBytes) { EXPECT_NE(ErrorResponse(400, "\xff\x01").body.find("\xef\xbf\xbd"), std::string::npos); }
+TEST(HttpStatus, ErrorsCarryAnyBytes) {
+  EXPECT_NE(ErrorResponse(400, "\xff\x01").body.find("\xef\xbf\xbd"), std::string::npos);
+}
 
 }  // namespace
 }  // namespace loupe

@@ -17,7 +17,8 @@ TEST(Logging, LinesAreJsonWithFields) {
   spdlog::warn("careful");
   const std::string text = testing::internal::GetCapturedStderr();
   std::vector<nlohmann::json> lines;
-  for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) lines.push_back(nlohmann::json::parse(text.substr(at, text.find('\n', at) - at)));
+  for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1)
+    lines.push_back(nlohmann::json::parse(text.substr(at, text.find('\n', at) - at)));
   ASSERT_EQ(lines.size(), 3u) << text;
   EXPECT_EQ(lines[0]["msg"], "a \"quoted\" 5\n\xef\xbf\xbd");
   EXPECT_EQ(lines[0]["level"], "info");

@@ -20,17 +20,50 @@ double ValueOf(const std::string& page, const std::string& series) {
 TEST(Metrics, EverythingIsThereBeforeAnythingHappens) {
   Metrics metrics("m");
   const std::string page = metrics.Page(nullptr, Phase::kLoading);
-  for (const char* name :
-       {"loupe_requests_total", "loupe_requests_rejected_total", "loupe_requests_running", "loupe_requests_waiting", "loupe_queue_prompt_tokens",
-        "loupe_queue_oldest_age_seconds", "loupe_time_to_first_token_seconds", "loupe_inter_token_latency_seconds",
-        "loupe_time_per_output_token_seconds", "loupe_request_duration_seconds", "loupe_request_phase_seconds", "loupe_request_prompt_tokens",
-        "loupe_request_output_tokens", "loupe_prompt_tokens_total", "loupe_generation_tokens_total", "loupe_preemptions_total",
-        "loupe_scheduler_steps_total", "loupe_step_seconds", "loupe_step_batch_requests", "loupe_step_tokens", "loupe_http_requests_in_flight",
-        "loupe_grpc_streams_in_flight", "loupe_kv_resident_bytes", "loupe_kv_capacity_bytes", "loupe_kv_pool_pinned_ratio", "loupe_kv_resident_tokens",
-        "loupe_kv_exact_equivalent_bytes", "loupe_kv_retention_ratio", "loupe_memory_traffic_bytes_total", "loupe_memory_traffic_full_cache_bytes_total",
-        "loupe_build_info", "loupe_lifecycle_state", "loupe_startup_phase_seconds", "loupe_draining", "loupe_drain_remaining_requests",
-        "loupe_log_messages_total", "loupe_cpu_backend_threads", "loupe_cache_config_info", "process_cpu_seconds_total", "process_resident_memory_bytes",
-        "process_open_fds", "process_max_fds", "process_start_time_seconds", "process_virtual_memory_bytes"}) {
+  for (const char* name : {"loupe_requests_total",
+                           "loupe_requests_rejected_total",
+                           "loupe_requests_running",
+                           "loupe_requests_waiting",
+                           "loupe_queue_prompt_tokens",
+                           "loupe_queue_oldest_age_seconds",
+                           "loupe_time_to_first_token_seconds",
+                           "loupe_inter_token_latency_seconds",
+                           "loupe_time_per_output_token_seconds",
+                           "loupe_request_duration_seconds",
+                           "loupe_request_phase_seconds",
+                           "loupe_request_prompt_tokens",
+                           "loupe_request_output_tokens",
+                           "loupe_prompt_tokens_total",
+                           "loupe_generation_tokens_total",
+                           "loupe_preemptions_total",
+                           "loupe_scheduler_steps_total",
+                           "loupe_step_seconds",
+                           "loupe_step_batch_requests",
+                           "loupe_step_tokens",
+                           "loupe_http_requests_in_flight",
+                           "loupe_grpc_streams_in_flight",
+                           "loupe_kv_resident_bytes",
+                           "loupe_kv_capacity_bytes",
+                           "loupe_kv_pool_pinned_ratio",
+                           "loupe_kv_resident_tokens",
+                           "loupe_kv_exact_equivalent_bytes",
+                           "loupe_kv_retention_ratio",
+                           "loupe_memory_traffic_bytes_total",
+                           "loupe_memory_traffic_full_cache_bytes_total",
+                           "loupe_build_info",
+                           "loupe_lifecycle_state",
+                           "loupe_startup_phase_seconds",
+                           "loupe_draining",
+                           "loupe_drain_remaining_requests",
+                           "loupe_log_messages_total",
+                           "loupe_cpu_backend_threads",
+                           "loupe_cache_config_info",
+                           "process_cpu_seconds_total",
+                           "process_resident_memory_bytes",
+                           "process_open_fds",
+                           "process_max_fds",
+                           "process_start_time_seconds",
+                           "process_virtual_memory_bytes"}) {
     EXPECT_NE(page.find(std::string("# TYPE ") + name + " "), std::string::npos) << name;
   }
   EXPECT_EQ(ValueOf(page, R"(loupe_requests_total{api="openai_chat",code="2xx",finish_reason="stop",model="m"})"), 0);
@@ -77,8 +110,13 @@ TEST(Metrics, CountsWhatHappened) {
   EXPECT_EQ(ValueOf(page, R"(loupe_kv_retention_ratio_sum{model="m"})"), 0.75);
   EXPECT_EQ(ValueOf(page, R"(loupe_scheduler_steps_total{phase="mixed"})"), 1);
   EXPECT_EQ(ValueOf(page, R"(loupe_step_tokens_sum{phase="mixed"})"), 9);
-  EXPECT_EQ(ValueOf(page, R"(loupe_memory_traffic_bytes_total{data="weights",format="model",kernel="matmul",memory="dram",op="read",phase="mixed"})"), 1000);
-  EXPECT_EQ(ValueOf(page, R"(loupe_memory_traffic_full_cache_bytes_total{memory="dram",op="read",phase="mixed"})"), 1200);
+  EXPECT_EQ(
+      ValueOf(
+          page,
+          R"(loupe_memory_traffic_bytes_total{data="weights",format="model",kernel="matmul",memory="dram",op="read",phase="mixed"})"),
+      1000);
+  EXPECT_EQ(ValueOf(page, R"(loupe_memory_traffic_full_cache_bytes_total{memory="dram",op="read",phase="mixed"})"),
+            1200);
   EXPECT_EQ(ValueOf(page, R"(loupe_requests_total{api="grpc_chat",code="5xx",finish_reason="error",model="m"})"), 1);
   EXPECT_EQ(ValueOf(page, R"(loupe_requests_rejected_total{reason="queue_full"})"), 1);
   EXPECT_EQ(ValueOf(page, "loupe_http_requests_in_flight"), 1);
@@ -94,7 +132,8 @@ TEST(Metrics, TotalsKeptElsewhereAreFollowed) {
   EngineStats stats;
   for (const int64_t total : {5, 5, 12}) {
     stats.generated_tokens = total;
-    EXPECT_EQ(ValueOf(metrics.Page(&stats, Phase::kReady), R"(loupe_generation_tokens_total{model="m"})"), static_cast<double>(total));
+    EXPECT_EQ(ValueOf(metrics.Page(&stats, Phase::kReady), R"(loupe_generation_tokens_total{model="m"})"),
+              static_cast<double>(total));
   }
 }
 
@@ -107,7 +146,8 @@ TEST(Metrics, RoutingPageHasOneSeriesEach) {
   for (size_t at = page.find("# TYPE "); at != std::string::npos; at = page.find("# TYPE ", at + 1)) {
     names.insert(page.substr(at + 7, page.find(' ', at + 7) - at - 7));
   }
-  EXPECT_EQ(names, (std::set<std::string>{"loupe_requests_waiting", "loupe_requests_running", "loupe_kv_pool_pinned_ratio", "loupe_cache_config_info"}));
+  EXPECT_EQ(names, (std::set<std::string>{"loupe_requests_waiting", "loupe_requests_running",
+                                          "loupe_kv_pool_pinned_ratio", "loupe_cache_config_info"}));
   EXPECT_EQ(ValueOf(page, "loupe_requests_waiting"), 4);
 }
 

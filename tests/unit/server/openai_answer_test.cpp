@@ -50,7 +50,8 @@ class OpenAiAnswerTest : public testing::Test {
     delta.token_ids = {1};
     streams_[static_cast<size_t>(prompt)]->Push(std::move(delta));
   }
-  void PushEnd(FinishReason reason, int tokens, int prompt = 0, int sample = 0, const std::string& stop_reason = "", absl::Status error = {}) {
+  void PushEnd(FinishReason reason, int tokens, int prompt = 0, int sample = 0, const std::string& stop_reason = "",
+               absl::Status error = {}) {
     Finished finished;
     finished.index = sample;
     finished.reason = reason;
@@ -160,7 +161,8 @@ TEST_F(OpenAiAnswerTest, ErrorAfterTheFirstByteIsAFrameThenDone) {
   client.ReadUntil("\"text\":\"some\"");
   PushEnd(FinishReason::kError, 1, 0, 1, "", absl::InternalError("step failed"));
   const std::string rest = client.ReadUntil("\r\n0\r\n\r\n");
-  EXPECT_NE(rest.find("data: {\"error\":{\"message\":\"step failed\",\"type\":\"server_error\""), std::string::npos) << rest;
+  EXPECT_NE(rest.find("data: {\"error\":{\"message\":\"step failed\",\"type\":\"server_error\""), std::string::npos)
+      << rest;
   EXPECT_NE(rest.find("}\n\ndata: [DONE]\n\n"), std::string::npos) << rest;
   EXPECT_TRUE(Eventually([&] { return streams_[0]->cancelled(); })) << "the other sample is ended";
 }

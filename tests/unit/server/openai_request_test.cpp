@@ -44,17 +44,41 @@ TEST(OpenAiRequest, Defaults) {
 }
 
 TEST(OpenAiRequest, TakesEveryField) {
-  const auto r = Chat({{"model", "m"},       {"temperature", 0.5},        {"top_p", 0.9},           {"n", 3},
-                       {"stream", true},     {"stop", {"a", "b"}},        {"max_tokens", 7},        {"presence_penalty", 1.5},
-                       {"seed", 42},         {"frequency_penalty", -1},   {"logit_bias", {{"5", -100}, {"7", 2.5}}},
-                       {"logprobs", true},   {"top_logprobs", 4},         {"user", "u"},            {"metadata", Json::object()},
-                       {"store", false},     {"service_tier", "auto"},    {"top_k", 40},            {"min_p", 0.05},
-                       {"priority", 2},      {"stop_token_ids", {1, 2}},  {"ignore_eos", true},     {"min_tokens", 3},
-                       {"timeout_ms", 500},  {"cache_salt", "s"},         {"return_token_ids", true}, {"repetition_penalty", 1.1},
+  const auto r = Chat({{"model", "m"},
+                       {"temperature", 0.5},
+                       {"top_p", 0.9},
+                       {"n", 3},
+                       {"stream", true},
+                       {"stop", {"a", "b"}},
+                       {"max_tokens", 7},
+                       {"presence_penalty", 1.5},
+                       {"seed", 42},
+                       {"frequency_penalty", -1},
+                       {"logit_bias", {{"5", -100}, {"7", 2.5}}},
+                       {"logprobs", true},
+                       {"top_logprobs", 4},
+                       {"user", "u"},
+                       {"metadata", Json::object()},
+                       {"store", false},
+                       {"service_tier", "auto"},
+                       {"top_k", 40},
+                       {"min_p", 0.05},
+                       {"priority", 2},
+                       {"stop_token_ids", {1, 2}},
+                       {"ignore_eos", true},
+                       {"min_tokens", 3},
+                       {"timeout_ms", 500},
+                       {"cache_salt", "s"},
+                       {"return_token_ids", true},
+                       {"repetition_penalty", 1.1},
                        {"stream_options", {{"include_usage", true}, {"continuous_usage_stats", true}}},
-                       {"include_stop_str_in_output", true}, {"kv", {{"policy", "full"}}},
-                       {"chat_template_kwargs", {{"enable_thinking", false}}}, {"add_generation_prompt", true},
-                       {"tools", Json::array()}, {"tool_choice", "none"}, {"response_format", {{"type", "text"}}}});
+                       {"include_stop_str_in_output", true},
+                       {"kv", {{"policy", "full"}}},
+                       {"chat_template_kwargs", {{"enable_thinking", false}}},
+                       {"add_generation_prompt", true},
+                       {"tools", Json::array()},
+                       {"tool_choice", "none"},
+                       {"response_format", {{"type", "text"}}}});
   ASSERT_TRUE(r.ok()) << r.status();
   const SamplingParams& s = r->engine.sampling;
   EXPECT_EQ(r->model, "m");
@@ -84,10 +108,39 @@ TEST(OpenAiRequest, TakesEveryField) {
 }
 
 TEST(OpenAiRequest, EveryFieldMayBeNull) {
-  for (const char* name : {"model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed",
-                           "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "user", "metadata", "store",
-                           "service_tier", "kv", "top_k", "min_p", "tools", "tool_choice", "response_format", "regex", "choice", "audio",
-                           "modalities", "reasoning_effort", "timeout_ms", "chat_template_kwargs", "functions"}) {
+  for (const char* name : {"model",
+                           "max_tokens",
+                           "max_completion_tokens",
+                           "temperature",
+                           "top_p",
+                           "n",
+                           "stream",
+                           "stream_options",
+                           "stop",
+                           "seed",
+                           "presence_penalty",
+                           "frequency_penalty",
+                           "logit_bias",
+                           "logprobs",
+                           "top_logprobs",
+                           "user",
+                           "metadata",
+                           "store",
+                           "service_tier",
+                           "kv",
+                           "top_k",
+                           "min_p",
+                           "tools",
+                           "tool_choice",
+                           "response_format",
+                           "regex",
+                           "choice",
+                           "audio",
+                           "modalities",
+                           "reasoning_effort",
+                           "timeout_ms",
+                           "chat_template_kwargs",
+                           "functions"}) {
     EXPECT_EQ(Error(Chat({{name, nullptr}})), "") << name;
   }
 }
@@ -112,17 +165,24 @@ TEST(OpenAiRequest, PromptsOfEveryKind) {
   const auto lists = Completion({{"prompt", {{1, 2}, {3}}}});
   ASSERT_TRUE(lists.ok());
   EXPECT_EQ(lists->prompts[1].ids, (std::vector<int32_t>{3}));
-  EXPECT_EQ(ParseApiRequest(Endpoint::kCompletion, R"({"prompt_token_ids":[4,5]})", false)->prompts[0].ids, (std::vector<int32_t>{4, 5}));
-  EXPECT_EQ(ParseApiRequest(Endpoint::kChat, R"({"prompt_token_ids":[4,5]})", false)->prompts[0].ids, (std::vector<int32_t>{4, 5}));
+  EXPECT_EQ(ParseApiRequest(Endpoint::kCompletion, R"({"prompt_token_ids":[4,5]})", false)->prompts[0].ids,
+            (std::vector<int32_t>{4, 5}));
+  EXPECT_EQ(ParseApiRequest(Endpoint::kChat, R"({"prompt_token_ids":[4,5]})", false)->prompts[0].ids,
+            (std::vector<int32_t>{4, 5}));
 }
 
 TEST(OpenAiRequest, MessagesAreNormalised) {
-  const auto r = Chat({{"messages",
-                        {{{"role", "system"}, {"content", "s"}},
-                         {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}}}, {"name", "bob"}},
-                         {{"role", "assistant"}, {"content", nullptr},
-                          {"tool_calls", {{{"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{\"x\":1}"}}}}}}},
-                         {{"role", "tool"}, {"content", "r"}, {"tool_call_id", "1"}, {"unknown", 5}}}}});
+  const auto r =
+      Chat({{"messages",
+             {{{"role", "system"}, {"content", "s"}},
+              {{"role", "user"},
+               {"content", {{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}}},
+               {"name", "bob"}},
+              {{"role", "assistant"},
+               {"content", nullptr},
+               {"tool_calls",
+                {{{"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{\"x\":1}"}}}}}}},
+              {{"role", "tool"}, {"content", "r"}, {"tool_call_id", "1"}, {"unknown", 5}}}}});
   ASSERT_TRUE(r.ok()) << r.status();
   EXPECT_EQ(r->messages[1]["content"], "a\nb");
   EXPECT_EQ(r->messages[1]["name"], "bob");
@@ -139,13 +199,26 @@ TEST(OpenAiRequest, UnknownFieldsAreIgnoredUnlessStrict) {
 
 // Every field against values of the wrong type: the answer is an error that names the field.
 TEST(OpenAiRequest, WrongTypesAreRefusedByName) {
-  const Json values[] = {"text", "", 1, -1, 1.5, true, false, Json::array(), Json::object(), Json::array({nullptr}), Json::array({1.5}), Json::array({Json::object()})};
+  const Json values[] = {"text",
+                         "",
+                         1,
+                         -1,
+                         1.5,
+                         true,
+                         false,
+                         Json::array(),
+                         Json::object(),
+                         Json::array({nullptr}),
+                         Json::array({1.5}),
+                         Json::array({Json::object()})};
   struct Case {
     std::vector<const char*> names;
     std::vector<int> accepted;  // indexes into values
   };
   const Case cases[] = {
-      {{"stream", "ignore_eos", "include_stop_str_in_output", "logprobs", "return_token_ids", "add_generation_prompt", "parallel_tool_calls"}, {5, 6}},
+      {{"stream", "ignore_eos", "include_stop_str_in_output", "logprobs", "return_token_ids", "add_generation_prompt",
+        "parallel_tool_calls"},
+       {5, 6}},
       {{"temperature"}, {2, 4}},
       {{"top_p", "min_p"}, {2}},
       {{"frequency_penalty", "presence_penalty"}, {2, 3, 4}},
@@ -159,8 +232,9 @@ TEST(OpenAiRequest, WrongTypesAreRefusedByName) {
       {{"model", "user", "cache_salt", "safety_identifier", "prompt_cache_key"}, {0, 1}},
       {{"store"}, {6}},
       {{"tools", "functions"}, {7}},
-      {{"messages", "tool_choice", "response_format", "modalities", "service_tier", "verbosity", "audio", "regex", "choice", "reasoning_effort",
-        "guided_json", "web_search_options", "documents", "prompt_logprobs"}, {}},
+      {{"messages", "tool_choice", "response_format", "modalities", "service_tier", "verbosity", "audio", "regex",
+        "choice", "reasoning_effort", "guided_json", "web_search_options", "documents", "prompt_logprobs"},
+       {}},
   };
   int refused = 0;
   for (const Case& c : cases) {
@@ -181,17 +255,44 @@ TEST(OpenAiRequest, WrongTypesAreRefusedByName) {
 }
 
 TEST(OpenAiRequest, ValuesOutOfRangeAreRefusedWithNumbers) {
-  const std::pair<const char*, Json> cases[] = {
-      {"temperature", -1}, {"temperature", 1e9}, {"temperature", 2.01}, {"top_p", 0}, {"top_p", 1.5}, {"n", 0}, {"n", 129}, {"n", 1LL << 40},
-      {"max_tokens", -5}, {"max_completion_tokens", -1}, {"presence_penalty", 3}, {"frequency_penalty", -2.5}, {"top_k", -3}, {"min_p", 2},
-      {"min_p", -0.1}, {"repetition_penalty", 0}, {"repetition_penalty", -1}, {"timeout_ms", -1}, {"timeout_ms", 0}, {"min_tokens", -1},
-      {"logit_bias", {{"1", 101}}}, {"logit_bias", {{"-1", 1}}}, {"logit_bias", {{"x", 1}}}, {"logit_bias", {{"1", "a"}}},
-      {"stop", Json(std::vector<std::string>(17, "a"))}, {"stop", Json::array({""})}, {"stop", std::string(5000, 'x')},
-      {"kv", {{"policy", 1}}}, {"kv", {{"budget", {{"ratio", 0.25}}}}}, {"kv", {{"bits", {{"key", 4}}}}}, {"kv", {{"nonsense", 1}}},
-      {"stream_options", {{"include_usage", "yes"}}}, {"stream_options", {{"unknown", true}}}, {"best_of", 2}};
+  const std::pair<const char*, Json> cases[] = {{"temperature", -1},
+                                                {"temperature", 1e9},
+                                                {"temperature", 2.01},
+                                                {"top_p", 0},
+                                                {"top_p", 1.5},
+                                                {"n", 0},
+                                                {"n", 129},
+                                                {"n", 1LL << 40},
+                                                {"max_tokens", -5},
+                                                {"max_completion_tokens", -1},
+                                                {"presence_penalty", 3},
+                                                {"frequency_penalty", -2.5},
+                                                {"top_k", -3},
+                                                {"min_p", 2},
+                                                {"min_p", -0.1},
+                                                {"repetition_penalty", 0},
+                                                {"repetition_penalty", -1},
+                                                {"timeout_ms", -1},
+                                                {"timeout_ms", 0},
+                                                {"min_tokens", -1},
+                                                {"logit_bias", {{"1", 101}}},
+                                                {"logit_bias", {{"-1", 1}}},
+                                                {"logit_bias", {{"x", 1}}},
+                                                {"logit_bias", {{"1", "a"}}},
+                                                {"stop", Json(std::vector<std::string>(17, "a"))},
+                                                {"stop", Json::array({""})},
+                                                {"stop", std::string(5000, 'x')},
+                                                {"kv", {{"policy", 1}}},
+                                                {"kv", {{"budget", {{"ratio", 0.25}}}}},
+                                                {"kv", {{"bits", {{"key", 4}}}}},
+                                                {"kv", {{"nonsense", 1}}},
+                                                {"stream_options", {{"include_usage", "yes"}}},
+                                                {"stream_options", {{"unknown", true}}},
+                                                {"best_of", 2}};
   for (const auto& [name, value] : cases) {
     const std::string error = Error(Chat({{"stream", true}, {name, value}}));
-    EXPECT_EQ(error.rfind(name == std::string("max_completion_tokens") ? "max_completion_tokens" : name, 0), 0u) << name << " " << value << ": " << error;
+    EXPECT_EQ(error.rfind(name == std::string("max_completion_tokens") ? "max_completion_tokens" : name, 0), 0u)
+        << name << " " << value << ": " << error;
   }
   EXPECT_NE(Error(Chat({{"n", 129}})).find("129"), std::string::npos);
   EXPECT_NE(Error(Chat({{"n", 129}})).find("128"), std::string::npos);
@@ -209,7 +310,8 @@ TEST(OpenAiRequest, FieldsThatExcludeEachOther) {
   EXPECT_NE(Error(Completion({{"logprobs", 21}})), "");
   EXPECT_NE(Error(Completion({{"logprobs", true}})), "");
   EXPECT_NE(Error(Completion({{"suffix", "x"}})), "");
-  EXPECT_NE(Error(Completion({{"prompt", Json(std::vector<std::string>(100, "a"))}, {"n", 3}})).find("300"), std::string::npos);
+  EXPECT_NE(Error(Completion({{"prompt", Json(std::vector<std::string>(100, "a"))}, {"n", 3}})).find("300"),
+            std::string::npos);
   EXPECT_NE(Error(Completion({{"prompt", Json(std::vector<std::string>(129, "a"))}})).find("129"), std::string::npos);
 }
 
@@ -230,8 +332,10 @@ TEST(OpenAiRequest, BrokenMessagesAreRefusedByPath) {
       {Json::array({{{"role", "user"}, {"content", "x"}, {"tool_calls", Json::array()}}}), "messages[0].tool_calls:"},
       {Json::array({{{"role", "assistant"}, {"tool_calls", "x"}}}), "messages[0].tool_calls:"},
       {Json::array({{{"role", "assistant"}, {"tool_calls", {1}}}}), "messages[0].tool_calls[0].function:"},
-      {Json::array({{{"role", "assistant"}, {"tool_calls", {{{"function", Json::object()}}}}}}), "messages[0].tool_calls[0].function.name:"},
-      {Json::array({{{"role", "assistant"}, {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", "{"}}}}}}}}), "messages[0].tool_calls[0].function.arguments:"},
+      {Json::array({{{"role", "assistant"}, {"tool_calls", {{{"function", Json::object()}}}}}}),
+       "messages[0].tool_calls[0].function.name:"},
+      {Json::array({{{"role", "assistant"}, {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", "{"}}}}}}}}),
+       "messages[0].tool_calls[0].function.arguments:"},
   };
   for (const auto& [messages, path] : cases) {
     const std::string error = Error(Chat({{"messages", messages}}));
@@ -247,8 +351,8 @@ TEST(OpenAiRequest, BodiesThatAreNoObject) {
 }
 
 TEST(OpenAiRequest, BadPrompts) {
-  for (const Json& prompt : {Json(5), Json(Json::object()), Json::array(), Json::array({"a", 1}), Json::array({1, "a"}), Json::array({Json::array()}),
-                             Json::array({1.5}), Json::array({nullptr}), Json(true)}) {
+  for (const Json& prompt : {Json(5), Json(Json::object()), Json::array(), Json::array({"a", 1}), Json::array({1, "a"}),
+                             Json::array({Json::array()}), Json::array({1.5}), Json::array({nullptr}), Json(true)}) {
     EXPECT_EQ(Error(Completion({{"prompt", prompt}})).rfind("prompt", 0), 0u) << prompt;
   }
 }

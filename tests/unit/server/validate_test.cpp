@@ -53,10 +53,22 @@ TEST(Validate, EverythingElseIsRefusedByName) {
       {"stop_token_ids", [](Request& r) { r.sampling.stop_token_ids.assign(kMaxStopTokenIds + 1, 1); }},
       {"stop_token_ids", [](Request& r) { r.sampling.stop_token_ids = {100}; }},
       {"stop_token_ids", [](Request& r) { r.sampling.stop_token_ids = {-1}; }},
-      {"logit_bias", [](Request& r) { r.sampling.logit_bias = {{100, 1.0f}}; }},
-      {"logit_bias", [](Request& r) { r.sampling.logit_bias = {{1, 101.0f}}; }},
-      {"logit_bias", [=](Request& r) { r.sampling.logit_bias = {{1, nan}}; }},
-      {"logit_bias", [](Request& r) { r.sampling.logit_bias.assign(kMaxLogitBias + 1, {1, 1.0f}); }},
+      {"logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias = {{100, 1.0f}};
+       }},
+      {"logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias = {{1, 101.0f}};
+       }},
+      {"logit_bias",
+       [=](Request& r) {
+         r.sampling.logit_bias = {{1, nan}};
+       }},
+      {"logit_bias",
+       [](Request& r) {
+         r.sampling.logit_bias.assign(kMaxLogitBias + 1, {1, 1.0f});
+       }},
   };
   for (const auto& [field, spoil] : cases) {
     Request r;
