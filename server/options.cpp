@@ -170,7 +170,8 @@ std::string FormatSize(int64_t bytes) {
   double value = static_cast<double>(bytes);
   int unit = 0;
   while (value >= 1024 && unit < 4) value /= 1024, ++unit;
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  if (unit == 0) return absl::StrCat(bytes, " B");
+  return absl::StrFormat("%.1f %s", value, units[unit]);
 }
 
 CLI::Option* AddSizeOption(CLI::App* app, const std::string& name, int64_t* bytes, bool allow_auto, const std::string& help) {
