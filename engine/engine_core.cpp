@@ -71,8 +71,7 @@ absl::Status EngineCore::LimitContextToArena() {
   int64_t bytes = cache_->bytes_free();
   // Small tail pages sit in slabs of their own, which a lone sample may need to grow. In a very small arena there is
   // nothing to set aside.
-  PageClass small;
-  small.small = true;
+  const PageClass small{cache_->dense_format(), true, false};
   const int64_t small_bytes = int64_t{shape.num_layers} * shape.num_kv_heads * MakePageLayout(small, shape.head_dim).bytes;
   const int64_t small_slabs = (small_bytes + kSlabBytes - 1) / kSlabBytes;
   if (bytes / kSlabBytes >= 8 * small_slabs) bytes -= small_slabs * kSlabBytes;

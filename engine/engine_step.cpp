@@ -13,8 +13,9 @@ namespace {
 constexpr int kHeadroomTokens = 32;
 
 // Bytes of keys and values that attention reads for a row that sees `num_tokens` positions.
-int64_t KvReadBytes(const KvShape& shape, int64_t num_tokens) {
-  const int64_t entry_bytes = int64_t{4} * shape.head_dim * shape.num_kv_heads;
+int64_t KvReadBytes(const KvCache& cache, int64_t num_tokens) {
+  const KvShape& shape = cache.shape();
+  const int64_t entry_bytes = cache.dense_entry_bytes() * shape.num_kv_heads;
   if (shape.windows.empty()) return shape.num_layers * num_tokens * entry_bytes;
   int64_t entries = 0;
   for (const int window : shape.windows) entries += window > 0 ? std::min<int64_t>(window, num_tokens) : num_tokens;
@@ -184,8 +185,8 @@ void EngineCore::AfterCommit() {
     report_.num_rows += item.rows();
     report_.prompt_rows += item.prompt_rows;
     // The rows of a chunk share one pass over the sample's pages.
-    report_.kv_read_bytes += KvReadBytes(shape, sequence.num_computed());
-    report_.kv_write_bytes += int64_t{item.rows()} * shape.num_layers * shape.num_kv_heads * 4 * shape.head_dim;
+    report_.kv_read_bytes += KvReadBytes(*cache_, sequence.num_computed());
+    report_.kv_write_bytes += int64_t{item.rows()} * shape.num_layers * shape.num_kv_heads * cache_->dense_entry_bytes();
     if (sequence.prompt_rows() > 0) continue;
     if (!sequence.prefill_reported()) sequence.OnPrefillEnd(cache_->Report(sequence.kv()), step_end_);
     if (sequence.request().max_tokens == 0) EndWithSiblings(sequence, {FinishReason::kLength, ""});

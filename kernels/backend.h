@@ -33,6 +33,7 @@ struct BackendInfo {
   std::string name;    // cpu
   std::string detail;  // e.g. "avx512 vnni bf16, 2 threads"
   int num_threads = 1;
+  PageFormat dense_format;             // how pages that users call dense are coded
   int64_t memory_bytes = 0;            // physical memory that the KV cache may be sized from
   int64_t memory_available_bytes = 0;  // of it, free when asked
 };

@@ -5,6 +5,7 @@
 //   plane := blocks of 16 entries
 //   dense key block   [D][16]  2-byte elements: the 16 entries are the lanes of a vector
 //   dense value block [16][D]  2-byte elements: the head dimensions are the lanes
+//   f32 blocks                 as dense, with 4-byte elements
 //   log-weight plane  [entries] f32, natural logarithm; -inf removes the entry
 //
 // Sizes are common to all backends; the order of elements inside a block is the backend's own.
@@ -20,7 +21,11 @@ inline constexpr int kBlockEntries = 16;
 inline constexpr int64_t kPageAlignment = 128;
 
 // How one side (keys or values) of a page is coded. A further codec is a further row here and a reader per backend.
-enum class Codec : uint8_t { kDense = 0 };
+enum class Codec : uint8_t {
+  kDense = 0,  // 2-byte floats: fp16 on the CPU
+  kF32 = 1,    // f32, what the exact mode calls dense
+};
+inline constexpr int kNumCodecs = 2;
 
 struct PageFormat {
   Codec key = Codec::kDense;
@@ -39,7 +44,7 @@ struct PageClass {
 };
 
 // Bytes of one entry's key or value in a codec, scales included.
-inline constexpr int64_t CodecBytes(Codec, int head_dim) { return int64_t{2} * head_dim; }
+inline constexpr int64_t CodecBytes(Codec codec, int head_dim) { return int64_t{codec == Codec::kF32 ? 4 : 2} * head_dim; }
 
 struct PageLayout {
   int64_t value_offset = 0;       // the key plane starts at 0

@@ -11,13 +11,13 @@
 namespace loupe {
 namespace {
 
-absl::Status CheckShape(const KvConfig& config, const KvShape& shape) {
+absl::Status CheckShape(const KvConfig& config, const KvShape& shape, const PageClass& landing_class) {
   if (shape.num_layers <= 0 || shape.num_kv_heads <= 0 || shape.head_dim <= 0 || shape.num_heads <= 0 ||
       shape.num_heads % shape.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrFormat("a KV cache of %d layers, %d query heads, %d kv heads of %d dimensions cannot be",
                                                       shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.head_dim));
   }
-  const int64_t page_bytes = MakePageLayout(kLandingClass, shape.head_dim).bytes;
+  const int64_t page_bytes = MakePageLayout(landing_class, shape.head_dim).bytes;
   if (page_bytes > kSlabBytes) {
     return absl::InvalidArgumentError(absl::StrFormat("a page of 64 entries of %d dimensions has %d bytes, a slab has %d",
                                                       shape.head_dim, page_bytes, kSlabBytes));
@@ -58,7 +58,9 @@ KvBatch& KvBatch::operator=(KvBatch&& other) noexcept {
 }
 
 KvCache::Impl::Impl(const KvConfig& kv_config, const KvShape& kv_shape, Backend& kv_backend, std::unique_ptr<SlabArena> slab_arena)
-    : config(kv_config), shape(kv_shape), backend(kv_backend), arena(std::move(slab_arena)), pool(arena.get(), kv_shape.head_dim) {
+    : config(kv_config), shape(kv_shape), backend(kv_backend),
+      landing_class{kv_backend.Info().dense_format, false, false},
+      arena(std::move(slab_arena)), pool(arena.get(), kv_shape.head_dim) {
   if (shape.scale == 0) shape.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
@@ -133,7 +135,7 @@ KvCache::KvCache() = default;
 KvCache::~KvCache() = default;
 
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const KvConfig& config, const KvShape& shape, Backend& backend) {
-  if (const absl::Status status = CheckShape(config, shape); !status.ok()) return status;
+  if (const absl::Status status = CheckShape(config, shape, {backend.Info().dense_format, false, false}); !status.ok()) return status;
   auto arena = SlabArena::Create(config.device_bytes, backend);
   if (!arena.ok()) return arena.status();
   std::unique_ptr<KvCache> cache(new KvCache);
@@ -173,9 +175,11 @@ int64_t KvCache::BytesForTokens(int num_tokens) const {
   if (num_tokens <= 0) return 0;
   // A small tail that grows is held together with the page that takes it over: up to 16 entries more.
   const int64_t pages = (int64_t{num_tokens} + kSmallPageEntries + kPageEntries - 1) / kPageEntries;
-  return pages * impl_->num_lists() * impl_->pool.PageBytes(kLandingClass);
+  return pages * impl_->num_lists() * impl_->pool.PageBytes(impl_->landing_class);
 }
-int64_t KvCache::bytes_free() const { return impl_->pool.BytesFree(kLandingClass); }
+PageFormat KvCache::dense_format() const { return impl_->landing_class.format; }
+int64_t KvCache::dense_entry_bytes() const { return impl_->dense_entry_bytes(); }
+int64_t KvCache::bytes_free() const { return impl_->pool.BytesFree(impl_->landing_class); }
 
 std::vector<int32_t> KvCache::ListPositions(SeqId seq, int layer, int kv_head) const {
   const PositionPlane& plane = impl_->Get(seq).lists.at(static_cast<size_t>(layer * impl_->shape.num_kv_heads + kv_head)).positions;

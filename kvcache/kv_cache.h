@@ -70,7 +70,7 @@ struct KvStats {
 struct KvSequenceReport {
   int num_tokens = 0;            // positions appended
   int64_t device_bytes = 0;      // pages, slack included; shared pages in full
-  int64_t full_bytes = 0;        // all positions in all lists, 2 bytes an element, without slack
+  int64_t full_bytes = 0;        // all positions in all lists as dense entries, without slack
   int64_t peak_device_bytes = 0;
   int64_t lists = 0;
   int64_t entries_kept = 0;      // sums over lists
@@ -117,6 +117,9 @@ class KvCache {
   // bytes_free() is at least this much, one step that appends them to a new sequence is not refused.
   int64_t BytesForTokens(int num_tokens) const;
   int64_t bytes_free() const;
+  // How dense entries are coded here, and the bytes of one (key and value).
+  PageFormat dense_format() const;
+  int64_t dense_entry_bytes() const;
 
   // Positions held by a list, in list order (tests, policies, reports).
   std::vector<int32_t> ListPositions(SeqId seq, int layer, int kv_head) const;

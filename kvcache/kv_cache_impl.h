@@ -16,9 +16,6 @@
 
 namespace loupe {
 
-// New tokens land in pages of this class, a list's tail in its small variant where 16 entries are enough.
-inline constexpr PageClass kLandingClass{};
-
 struct KvCache::Impl {
   Impl(const KvConfig& config, const KvShape& shape, Backend& backend, std::unique_ptr<SlabArena> arena);
 
@@ -66,7 +63,10 @@ struct KvCache::Impl {
   int num_lists() const { return shape.num_layers * shape.num_kv_heads; }
   int heads_per_group() const { return shape.num_heads / shape.num_kv_heads; }
   int window(int layer) const { return shape.windows.empty() ? 0 : shape.windows[static_cast<size_t>(layer)]; }
-  int64_t dense_entry_bytes() const { return int64_t{4} * shape.head_dim; }  // key and value, 2 bytes an element
+  // Key and value of one entry as the backend codes dense pages.
+  int64_t dense_entry_bytes() const {
+    return CodecBytes(landing_class.format.key, shape.head_dim) + CodecBytes(landing_class.format.value, shape.head_dim);
+  }
 
   // What a planned repack does to one list.
   struct RepackedList {
@@ -79,6 +79,8 @@ struct KvCache::Impl {
   KvConfig config;
   KvShape shape;
   Backend& backend;
+  // New tokens land in pages of this class, a list's tail in its small variant where 16 entries are enough.
+  const PageClass landing_class;
   std::unique_ptr<SlabArena> arena;
   PagePool pool;
   std::unique_ptr<DeviceBuffer> sinks;  // [layers, H] f32, or null

@@ -131,7 +131,7 @@ bool KvCache::Impl::PlanRepack(const Sequence& sequence, std::span<const ListAct
       return last < total && keep[static_cast<size_t>(last)] == last;
     };
     while (stays(plan.num_reused)) ++plan.num_reused;
-    PageClass c = kLandingClass;
+    PageClass c = landing_class;
     for (size_t page = static_cast<size_t>(plan.num_reused); page < list.pages.size(); ++page) {
       const PageClass old = list.pages[page].page_class();
       LOUPE_CHECK(old.format == c.format) << "a repack copies entries of one format only";
@@ -163,7 +163,7 @@ absl::Status KvCache::Impl::Repack(Sequence& sequence, std::span<const ListActio
   if (!PlanRepack(sequence, list_actions, &reservation, true) && !PlanRepack(sequence, list_actions, &reservation, false)) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("repacking %d lists of sequence %d needs %d bytes of new pages; %d are free", list_actions.size(),
-                        sequence.id, reservation.bytes_asked(), pool.BytesFree(kLandingClass) + reservation.bytes_taken()));
+                        sequence.id, reservation.bytes_asked(), pool.BytesFree(landing_class) + reservation.bytes_taken()));
   }
   CopyEntriesArgs args;
   args.copies = copies.data();

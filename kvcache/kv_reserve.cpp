@@ -156,7 +156,7 @@ absl::Status KvCache::Impl::PlanLists(KvBatch::State* state, bool small_tails) {
   if (!state->reservation->failed()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "the step of %d rows needs %d bytes of new KV pages; %d of %d bytes are free for pages", state->num_rows,
-      state->reservation->bytes_asked(), pool.BytesFree(kLandingClass) + state->reservation->bytes_taken(), arena->bytes()));
+      state->reservation->bytes_asked(), pool.BytesFree(landing_class) + state->reservation->bytes_taken(), arena->bytes()));
 }
 
 // Writes the list's table as it will be after the step, taking the pages that are missing.
@@ -190,7 +190,7 @@ absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int 
     const int new_begin = static_cast<int>(state->new_pages.size());
     for (int page = first_new; page < pages; ++page) {
       const int count = std::min(total - page * kPageEntries, kPageEntries);
-      PageClass c = kLandingClass;
+      PageClass c = landing_class;
       if (replaces && page == first_new) c = list.pages.back().page_class();
       c.small = small_tails && count <= kSmallPageEntries;
       table[page] = MakePageRef(state->reservation->Take(c).value_or(0), count, c);

@@ -1,5 +1,6 @@
-// Writes new keys and values into their slots as fp16. Keys are scattered, since the entries of a block are lanes; at
-// 6 bytes moved an element (4 read, 2 written) it is memory-light next to the projections before it. Step thread.
+// Writes new keys and values into their slots, as fp16 or f32 by the page's format. Keys are scattered, since the entries
+// of a block are lanes; at 6 bytes moved an element (4 read, 2 written) it is memory-light next to the projections before
+// it. Step thread.
 #include <cstdint>
 #include <cstring>
 
@@ -33,12 +34,23 @@ void AppendOne(const AppendKvArgs& args, int64_t row, int g, ToHalf to_half) {
   auto* page = static_cast<uint8_t*>(args.arena) + int64_t{ref.unit} * kPageAlignment;
   const int64_t block = ref.count / kBlockEntries, lane = ref.count % kBlockEntries;
 
-  alignas(64) uint16_t half[attend::kMaxHeadDim];
-  to_half(args.k.row<float>(row) + int64_t{g} * dim, half, dim);
-  uint16_t* keys = reinterpret_cast<uint16_t*>(page) + block * dim * kBlockEntries + lane;
-  for (int d = 0; d < dim; ++d) keys[d * kBlockEntries] = half[d];
-  auto* values = reinterpret_cast<uint16_t*>(page + layout.value_offset) + int64_t{ref.count} * dim;
-  to_half(args.v.row<float>(row) + int64_t{g} * dim, values, dim);
+  const float* k = args.k.row<float>(row) + int64_t{g} * dim;
+  if (page_class.format.key == Codec::kF32) {
+    float* keys = reinterpret_cast<float*>(page) + block * dim * kBlockEntries + lane;
+    for (int d = 0; d < dim; ++d) keys[d * kBlockEntries] = k[d];
+  } else {
+    alignas(64) uint16_t half[attend::kMaxHeadDim];
+    to_half(k, half, dim);
+    uint16_t* keys = reinterpret_cast<uint16_t*>(page) + block * dim * kBlockEntries + lane;
+    for (int d = 0; d < dim; ++d) keys[d * kBlockEntries] = half[d];
+  }
+  const float* v = args.v.row<float>(row) + int64_t{g} * dim;
+  uint8_t* values = page + layout.value_offset + ref.count * CodecBytes(page_class.format.value, dim);
+  if (page_class.format.value == Codec::kF32) {
+    std::memcpy(values, v, sizeof(float) * static_cast<size_t>(dim));
+  } else {
+    to_half(v, reinterpret_cast<uint16_t*>(values), dim);
+  }
   if (ref.log_weights) reinterpret_cast<float*>(page + layout.log_weight_offset)[ref.count] = 0;
 }
 

@@ -61,7 +61,7 @@ struct Problem {
   bool fast;
   int head_dim, groups, heads;  // D, G, R
   float scale_log2e;
-  int64_t plane_values[2], plane_log_weights[2];  // offsets in a page, by PageRef::small
+  PageLayout layouts[2][kNumCodecs][kNumCodecs];  // by PageRef::small, key codec, value codec; with log-weights
 
   Problem(const AttendArgs& a, const CpuContext& context);
 
@@ -69,8 +69,9 @@ struct Problem {
     PageView view;
     const auto* page = static_cast<const uint8_t*>(args.arena) + int64_t{ref.unit} * kPageAlignment;
     view.keys = page;
-    view.values = page + plane_values[ref.small];
-    if (ref.log_weights) view.log_weights = reinterpret_cast<const float*>(page + plane_log_weights[ref.small]);
+    const PageLayout& layout = layouts[ref.small][ref.key_codec][ref.value_codec];
+    view.values = page + layout.value_offset;
+    if (ref.log_weights) view.log_weights = reinterpret_cast<const float*>(page + layout.log_weight_offset);
     view.count = ref.count;
     view.first = first;
     view.key_codec = ref.key_codec;
@@ -100,10 +101,10 @@ Problem::Problem(const AttendArgs& a, const CpuContext& context)
   LOUPE_CHECK_LE(heads, attend::kMaxGroup) << "query heads a kv head";
   LOUPE_CHECK(a.prompt_rows >= 0 && a.prompt_rows <= a.q.rows()) << a.prompt_rows << " of " << a.q.rows() << " rows";
   scale_log2e = a.scale * 1.44269504088896341f;
-  for (const bool small : {false, true}) {
-    const PageLayout layout = MakePageLayout({{}, small, true}, head_dim);
-    plane_values[small] = layout.value_offset;
-    plane_log_weights[small] = layout.log_weight_offset;
+  for (int i = 0; i < 2 * kNumCodecs * kNumCodecs; ++i) {
+    const int small = i / (kNumCodecs * kNumCodecs), key = i / kNumCodecs % kNumCodecs, value = i % kNumCodecs;
+    const PageFormat format{static_cast<Codec>(key), static_cast<Codec>(value)};
+    layouts[small][key][value] = MakePageLayout({format, small != 0, true}, head_dim);
   }
 }
 

@@ -90,26 +90,28 @@ void StorePairs(Vector first, Vector second, uint16_t* out) {
   _mm512_storeu_si512(out, _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), rounded));
 }
 
-// Keys of dense pages, entries that do not exist as whatever the page holds there (their scores are masked) or zero.
-void ConvertDenseKeys(const PageView& page, int dim, uint16_t* out) {
+// Keys of dense or f32 pages, entries that do not exist as whatever the page holds there (their scores are masked) or zero.
+template <class Element>
+void ConvertKeys(const PageView& page, int dim, uint16_t* out) {
   for (int b = 0; b < 4; ++b) {
     const bool exists = b * 16 < page.count;
-    const uint8_t* block = page.keys + int64_t{b} * dim * 32;
+    const uint8_t* block = page.keys + int64_t{b} * dim * 16 * Element::kBytes;
     for (int d = 0; d < dim; d += 2) {
-      const Vector first = exists ? Vector::LoadHalfs(block + d * 32) : Vector::Zero();
-      const Vector second = exists ? Vector::LoadHalfs(block + d * 32 + 32) : Vector::Zero();
+      const Vector first = exists ? Element::Load(block + d * 16 * Element::kBytes) : Vector::Zero();
+      const Vector second = exists ? Element::Load(block + (d + 1) * 16 * Element::kBytes) : Vector::Zero();
       StorePairs(first, second, out + d * 64 + b * 32);
     }
   }
 }
 
-void ConvertDenseValues(const PageView& page, int dim, uint16_t* out) {
+template <class Element>
+void ConvertValues(const PageView& page, int dim, uint16_t* out) {
   const int padded = PaddedDim(dim);
   for (int e = 0; e < page.count; e += 2) {
     for (int d = 0; d < padded; d += 16) {
       const auto load = [&](int entry) {
-        const uint8_t* at = page.values + (int64_t{entry} * dim + d) * 2;
-        return entry >= page.count ? Vector::Zero() : d + 16 <= dim ? Vector::LoadHalfs(at) : Vector::LoadEightHalfs(at);
+        const uint8_t* at = page.values + (int64_t{entry} * dim + d) * Element::kBytes;
+        return entry >= page.count ? Vector::Zero() : d + 16 <= dim ? Element::Load(at) : Element::LoadEight(at);
       };
       StorePairs(load(e), load(e + 1), out + int64_t{e} * padded + d * 2);
     }
@@ -118,11 +120,13 @@ void ConvertDenseValues(const PageView& page, int dim, uint16_t* out) {
 
 // The codec switch of the bf16 path, as FindScores and FindValues are that of f32.
 void ConvertPage(const PageView& page, int dim, uint16_t* keys, uint16_t* values) {
-  switch (page.key_codec) {
-    default: ConvertDenseKeys(page, dim, keys);
+  switch (static_cast<Codec>(page.key_codec)) {
+    case Codec::kF32: ConvertKeys<FloatElement<Vector>>(page, dim, keys); break;
+    default: ConvertKeys<HalfElement<Vector>>(page, dim, keys);
   }
-  switch (page.value_codec) {
-    default: ConvertDenseValues(page, dim, values);
+  switch (static_cast<Codec>(page.value_codec)) {
+    case Codec::kF32: ConvertValues<FloatElement<Vector>>(page, dim, values); break;
+    default: ConvertValues<HalfElement<Vector>>(page, dim, values);
   }
 }
 

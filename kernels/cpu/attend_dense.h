@@ -1,4 +1,4 @@
-// The reader of dense pages (fp16 on the CPU) and the place where a page's codec chooses its reader. A reader gives two
+// The reader of dense (fp16) and f32 pages and the place where a page's codec chooses its reader. A reader gives two
 // products for up to V::kMaxHeads queries at once: scores s = q . k of a page's entries, and o += p . v. Templates over
 // the vector type V (16 lanes of f32), so that every instruction set compiles its own copy under its own flags. Pure
 // compute, any thread, no errors.
@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attend_kernels.h"
+#include "kernels/page_layout.h"
 
 // Loops over register arrays must be unrolled, or the compiler keeps the arrays in memory. Not under clang's sanitizers:
 // their checks make the unrolled loops take minutes to compile.
@@ -52,9 +53,24 @@ struct ValuesArgs {
   int end;
 };
 
+// The elements that a page stores.
+template <class V>
+struct HalfElement {
+  static constexpr int kBytes = 2;
+  static V Load(const uint8_t* p) { return V::LoadHalfs(p); }
+  static V LoadEight(const uint8_t* p) { return V::LoadEightHalfs(p); }
+};
+template <class V>
+struct FloatElement {
+  static constexpr int kBytes = 4;
+  static V Load(const uint8_t* p) { return V::Load(reinterpret_cast<const float*>(p)); }
+  static V LoadEight(const uint8_t* p) { return V::LoadEight(reinterpret_cast<const float*>(p)); }
+};
+
 // D is the head size where a loop of its own pays, 0 for any.
-template <class V, int D>
-struct DensePage {
+template <class V, int D, class Element>
+struct PlainPage {
+  static constexpr int kVectorBytes = 16 * Element::kBytes;
   static_assert(D % 64 == 0);
   static constexpr int Dim(int head_dim) { return D != 0 ? D : head_dim; }
 
@@ -67,8 +83,8 @@ struct DensePage {
   template <int H, int B>
   static void ScoreBlocks(const ScoresArgs<V>& a, int block) {
     const int dim = Dim(a.head_dim);
-    const uint8_t* keys = a.page.keys + int64_t{block} * dim * 32;
-    const uint8_t* ahead = a.ahead + int64_t{block} * dim * 32;
+    const uint8_t* keys = a.page.keys + int64_t{block} * dim * kVectorBytes;
+    const uint8_t* ahead = a.ahead + int64_t{block} * dim * kVectorBytes;
     V sum[H][B];
     LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) {
       LOUPE_ATTEND_UNROLL for (int b = 0; b < B; ++b) sum[h][b] = V::Zero();
@@ -77,8 +93,8 @@ struct DensePage {
       V q[H];
       LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) q[h] = V::Set(a.q[h * a.q_stride + d]);
       LOUPE_ATTEND_UNROLL for (int b = 0; b < B; ++b) {
-        if (d % 2 == 0) V::Prefetch(ahead + (b * dim + d) * 32);
-        const V k = V::LoadHalfs(keys + (b * dim + d) * 32);
+        if (d % (64 / kVectorBytes) == 0) V::Prefetch(ahead + (b * dim + d) * kVectorBytes);
+        const V k = Element::Load(keys + (b * dim + d) * kVectorBytes);
         LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) sum[h][b] = V::Fma(q[h], k, sum[h][b]);
       }
     }
@@ -104,9 +120,9 @@ struct DensePage {
   // C vectors of head dimensions from `first` on; Half: one vector of which only 8 lanes exist.
   template <int H, int C, bool Half>
   static void AddDims(const ValuesArgs<V>& a, int first) {
-    const int64_t row_bytes = int64_t{2} * Dim(a.head_dim);
-    const uint8_t* values = a.page.values + first * 2;
-    const uint8_t* ahead = a.ahead + first * 2;
+    const int64_t row_bytes = int64_t{Element::kBytes} * Dim(a.head_dim);
+    const uint8_t* values = a.page.values + first * Element::kBytes;
+    const uint8_t* ahead = a.ahead + first * Element::kBytes;
     V sum[H][C];
     LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) {
       LOUPE_ATTEND_UNROLL for (int c = 0; c < C; ++c) sum[h][c] = V::Load(a.o + h * a.o_stride + first + c * 16);
@@ -115,9 +131,9 @@ struct DensePage {
       V p[H];
       LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) p[h] = V::Set(a.p[h * a.p_stride + e]);
       LOUPE_ATTEND_UNROLL for (int c = 0; c < C; ++c) {
-        if (c % 2 == 0) V::Prefetch(ahead + e * row_bytes + c * 32);
-        const uint8_t* at = values + e * row_bytes + c * 32;
-        const V v = Half ? V::LoadEightHalfs(at) : V::LoadHalfs(at);
+        if (c % (64 / kVectorBytes) == 0) V::Prefetch(ahead + e * row_bytes + c * kVectorBytes);
+        const uint8_t* at = values + e * row_bytes + c * kVectorBytes;
+        const V v = Half ? Element::LoadEight(at) : Element::Load(at);
         LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) sum[h][c] = V::Fma(p[h], v, sum[h][c]);
       }
     }
@@ -144,6 +160,11 @@ struct DensePage {
   }
 };
 
+template <class V, int D>
+using DensePage = PlainPage<V, D, HalfElement<V>>;
+template <class V, int D>
+using F32Page = PlainPage<V, D, FloatElement<V>>;
+
 template <class V>
 using ScoresFunction = void (*)(const ScoresArgs<V>&);
 template <class V>
@@ -167,7 +188,9 @@ struct ReaderTable {
 // The codec switch: a further codec is a further reader and a further case in these two functions.
 template <class V>
 ScoresFunction<V> FindScores(uint8_t codec, int head_dim, int heads) {
-  switch (codec) {
+  switch (static_cast<Codec>(codec)) {
+    case Codec::kF32:
+      return ReaderTable<V, F32Page, 0>::kScores[heads - 1];
     default:
       return head_dim == 64    ? ReaderTable<V, DensePage, 64>::kScores[heads - 1]
              : head_dim == 128 ? ReaderTable<V, DensePage, 128>::kScores[heads - 1]
@@ -176,7 +199,9 @@ ScoresFunction<V> FindScores(uint8_t codec, int head_dim, int heads) {
 }
 template <class V>
 ValuesFunction<V> FindValues(uint8_t codec, int head_dim, int heads) {
-  switch (codec) {
+  switch (static_cast<Codec>(codec)) {
+    case Codec::kF32:
+      return ReaderTable<V, F32Page, 0>::kValues[heads - 1];
     default:
       return head_dim == 64    ? ReaderTable<V, DensePage, 64>::kValues[heads - 1]
              : head_dim == 128 ? ReaderTable<V, DensePage, 128>::kValues[heads - 1]

@@ -53,6 +53,7 @@ class BackendCpu : public Backend {
     info.num_threads = pool_.size();
     info.detail = absl::StrCat(isa, ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads",
                                context_.exact ? ", exact" : "");
+    if (context_.exact) info.dense_format = {Codec::kF32, Codec::kF32};
     info.memory_bytes = memory.total_bytes;
     info.memory_available_bytes = memory.available_bytes;
     return info;

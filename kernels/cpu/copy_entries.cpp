@@ -10,8 +10,9 @@ namespace loupe {
 namespace {
 
 struct Slot {
-  uint16_t* keys;    // of its block, at its lane
-  uint16_t* values;  // its row
+  uint8_t* keys;    // of its block, at its lane
+  uint8_t* values;  // its row
+  int64_t key_bytes, value_bytes;  // of an entry
   float* log_weight;  // or null
 };
 
@@ -22,8 +23,10 @@ Slot SlotOf(const PageRef& ref, int dim, void* arena) {
   uint8_t* page = static_cast<uint8_t*>(arena) + int64_t{ref.unit} * kPageAlignment;
   const int block = ref.count / kBlockEntries, lane = ref.count % kBlockEntries;
   Slot slot;
-  slot.keys = reinterpret_cast<uint16_t*>(page) + int64_t{block} * dim * kBlockEntries + lane;
-  slot.values = reinterpret_cast<uint16_t*>(page + layout.value_offset) + int64_t{ref.count} * dim;
+  slot.key_bytes = CodecBytes(page_class.format.key, dim);
+  slot.value_bytes = CodecBytes(page_class.format.value, dim);
+  slot.keys = page + block * kBlockEntries * slot.key_bytes + lane * (slot.key_bytes / dim);
+  slot.values = page + layout.value_offset + ref.count * slot.value_bytes;
   slot.log_weight = ref.log_weights ? reinterpret_cast<float*>(page + layout.log_weight_offset) + ref.count : nullptr;
   return slot;
 }
@@ -32,6 +35,14 @@ void CopyLogWeight(const Slot& from, const Slot& to) {
   const float beta = from.log_weight != nullptr ? *from.log_weight : 0.f;
   LOUPE_CHECK(to.log_weight != nullptr || beta == 0) << "log-weight " << beta << " would be lost: the target has none";
   if (to.log_weight != nullptr) *to.log_weight = beta;
+}
+
+// Elements of an entry's key lie 16 elements apart.
+template <class Element>
+void CopyKey(const uint8_t* from, uint8_t* to, int dim) {
+  const auto* x = reinterpret_cast<const Element*>(from);
+  auto* y = reinterpret_cast<Element*>(to);
+  for (int d = 0; d < dim; ++d) y[d * kBlockEntries] = x[d * kBlockEntries];
 }
 
 // Whether the next 16 copies move one whole block onto another.
@@ -55,21 +66,20 @@ bool IsWholeBlock(const EntryCopy* copies, int64_t left) {
 void CopyEntriesCpu(const CopyEntriesArgs& args, CpuContext context) {
   (void)context;
   const int dim = args.head_dim;
-  const size_t row_bytes = sizeof(uint16_t) * static_cast<size_t>(dim);
   for (int64_t i = 0; i < args.num_copies;) {
     const EntryCopy& copy = args.copies[i];
     LOUPE_CHECK(copy.from.page_class().format == copy.to.page_class().format) << "copy " << i << " changes the format";
     const Slot from = SlotOf(copy.from, dim, args.arena), to = SlotOf(copy.to, dim, args.arena);
     if (IsWholeBlock(args.copies + i, args.num_copies - i)) {
-      std::memcpy(to.keys, from.keys, row_bytes * kBlockEntries);
-      std::memcpy(to.values, from.values, row_bytes * kBlockEntries);
+      std::memcpy(to.keys, from.keys, static_cast<size_t>(from.key_bytes) * kBlockEntries);
+      std::memcpy(to.values, from.values, static_cast<size_t>(from.value_bytes) * kBlockEntries);
       for (int j = 0; j < kBlockEntries; ++j, ++i) {
         CopyLogWeight(SlotOf(args.copies[i].from, dim, args.arena), SlotOf(args.copies[i].to, dim, args.arena));
       }
       continue;
     }
-    for (int d = 0; d < dim; ++d) to.keys[d * kBlockEntries] = from.keys[d * kBlockEntries];
-    std::memmove(to.values, from.values, row_bytes);
+    (from.key_bytes == 4 * dim ? CopyKey<uint32_t> : CopyKey<uint16_t>)(from.keys, to.keys, dim);
+    std::memmove(to.values, from.values, static_cast<size_t>(from.value_bytes));
     CopyLogWeight(from, to);
     ++i;
   }

@@ -83,6 +83,28 @@ TEST(AppendKv, RoundsToNearestEvenAndSaturates) {
   }
 }
 
+TEST(AppendKv, F32PagesKeepEveryBit) {
+  for (const Isa isa : AllIsas()) {
+    for (const PageFormat format : {PageFormat{Codec::kF32, Codec::kDense}, PageFormat{Codec::kDense, Codec::kF32}}) {
+      const int dim = 80, slot = 18;
+      AttendCase c(dim, 1, 1, 4);
+      c.append_isa = isa;
+      TestList list;
+      c.AddPage(&list, {format, false, true}, slot + 1);
+      const uint8_t* page = c.arena.Page(list.pages[0]);
+      const PageLayout layout = MakePageLayout({format, false, true}, dim);
+      for (int d = 0; d < dim; ++d) {
+        float key, value;
+        std::memcpy(&key, page + ((slot / 16 * dim + d) * 16 + slot % 16) * 4, 4);
+        std::memcpy(&value, page + layout.value_offset + (slot * dim + d) * 4, 4);
+        const auto at = static_cast<size_t>(d);
+        if (format.key == Codec::kF32) EXPECT_EQ(key, list.entries[slot].k[at]);
+        if (format.value == Codec::kF32) EXPECT_EQ(value, list.entries[slot].v[at]);
+      }
+    }
+  }
+}
+
 TEST(AppendKv, ManyRowsEqualRowByRow) {
   const int dim = 64, groups = 3, rows = 200;  // enough that the work is split over threads
   AttendCase c(dim, 1, groups, 3);

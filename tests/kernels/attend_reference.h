@@ -36,7 +36,7 @@ inline std::vector<Isa> AllIsas() {
 struct TestEntry {
   std::vector<float> k, v;
   float beta = 0;
-  std::vector<double> stored_k, stored_v;  // as fp16 keeps them
+  std::vector<double> stored_k, stored_v;  // as the page keeps them
 };
 
 // Memory of pages, 128-byte units handed out one after the other.
@@ -140,10 +140,17 @@ class AttendCase {
     }
     ++page.count;
     list->entries.push_back(entry);
-    for (const float x : entry.k) list->entries.back().stored_k.push_back(RoundToHalf(static_cast<double>(x)));
-    for (const float x : entry.v) list->entries.back().stored_v.push_back(RoundToHalf(static_cast<double>(x)));
+    const PageFormat format = page.page_class().format;
+    const auto stored = [](Codec codec, float x) {
+      return codec == Codec::kF32 ? static_cast<double>(x) : RoundToHalf(static_cast<double>(x));
+    };
+    for (const float x : entry.k) list->entries.back().stored_k.push_back(stored(format.key, x));
+    for (const float x : entry.v) list->entries.back().stored_v.push_back(stored(format.value, x));
   }
   Isa append_isa = DetectIsa();
+
+  bool mixed_formats = false;  // every page of a random list is coded as chance has it
+  PageFormat RandomFormat() { return {static_cast<Codec>(Below(kNumCodecs)), static_cast<Codec>(Below(kNumCodecs))}; }
 
   // `count` entries the way a cache holds them: full pages, then a tail that may be a small page. With `ragged`, some
   // pages inside are not full.
@@ -155,7 +162,7 @@ class AttendCase {
       const int room = small ? kSmallPageEntries : kPageEntries;
       int n = std::min(room, count);
       if (ragged && Below(3) == 0) n = 1 + Below(n);
-      AddPage(&list, {{}, small, weights}, n);
+      AddPage(&list, {mixed_formats ? RandomFormat() : PageFormat{}, small, weights}, n);
       count -= n;
     }
     return list;

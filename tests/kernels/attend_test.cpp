@@ -46,6 +46,7 @@ void ExpectOracle(const AttendCase& c, const std::vector<Expected>& oracle, cons
 
 // Random lists, and rows of both phases with random windows over them.
 void FillAtRandom(AttendCase& c, int sequences, bool log_weights, int prompt_rows = 40) {
+  c.mixed_formats = c.Below(2) == 0;
   for (int i = 0; i < sequences * c.groups; ++i) {
     c.lists.push_back(c.RandomList(kCounts[c.Below(10)], c.Below(2) == 0, log_weights));
   }

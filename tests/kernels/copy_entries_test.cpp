@@ -10,7 +10,7 @@ namespace loupe {
 namespace {
 
 struct Bytes {
-  std::vector<uint16_t> k, v;
+  std::vector<uint8_t> k, v;
   float beta = 0;
   bool operator==(const Bytes&) const = default;
 };
@@ -18,11 +18,14 @@ struct Bytes {
 Bytes ReadSlot(TestArena& arena, const PageRef& ref, int dim) {
   Bytes bytes;
   const PageLayout layout = MakePageLayout(ref.page_class(), dim);
-  const auto* page = reinterpret_cast<const uint16_t*>(arena.Page(ref));
-  for (int d = 0; d < dim; ++d) {
-    bytes.k.push_back(page[ref.count / 16 * dim * 16 + d * 16 + ref.count % 16]);
-    bytes.v.push_back(page[layout.value_offset / 2 + ref.count * dim + d]);
+  const uint8_t* page = arena.Page(ref);
+  const PageFormat format = ref.page_class().format;
+  const int key_size = format.key == Codec::kF32 ? 4 : 2, value_size = format.value == Codec::kF32 ? 4 : 2;
+  for (int i = 0; i < dim * key_size; ++i) {
+    const int d = i / key_size;
+    bytes.k.push_back(page[(ref.count / 16 * dim * 16 + d * 16 + ref.count % 16) * key_size + i % key_size]);
   }
+  for (int i = 0; i < dim * value_size; ++i) bytes.v.push_back(page[layout.value_offset + ref.count * dim * value_size + i]);
   if (ref.log_weights != 0) std::memcpy(&bytes.beta, arena.Page(ref) + layout.log_weight_offset + 4 * ref.count, 4);
   return bytes;
 }
@@ -49,8 +52,9 @@ TEST(CopyEntries, EveryClassToEveryClass) {
         for (const bool from_weights : {false, true}) {
           AttendCase c(dim, 1, 1, 21);
           TestList from, to;
-          c.AddPage(&from, {{}, from_small, from_weights}, from_small ? 16 : 64);
-          c.AddPage(&to, {{}, to_small, true}, to_small ? 16 : 64);
+          const PageFormat format = c.RandomFormat();
+          c.AddPage(&from, {format, from_small, from_weights}, from_small ? 16 : 64);
+          c.AddPage(&to, {format, to_small, true}, to_small ? 16 : 64);
           std::vector<EntryCopy> copies;
           std::vector<Bytes> expected;
           for (int slot = 0; slot < (to_small ? 16 : 64); ++slot) expected.push_back(ReadSlot(c.arena, At(to.pages[0], slot), dim));
@@ -74,8 +78,9 @@ TEST(CopyEntries, WholeBlocksAndRunsAcrossThem) {
   for (const int shift : {0, 1, 16}) {
     AttendCase c(64, 1, 1, 22);
     TestList from, to;
-    c.AddPage(&from, {}, 64);
-    c.AddPage(&to, {{}, false, true}, 64);
+    const PageFormat format{shift == 0 ? Codec::kF32 : Codec::kDense, shift == 1 ? Codec::kF32 : Codec::kDense};
+    c.AddPage(&from, {format, false, false}, 64);
+    c.AddPage(&to, {format, false, true}, 64);
     std::vector<EntryCopy> copies;
     for (int slot = 0; slot + shift < 64; ++slot) copies.push_back({At(from.pages[0], slot), At(to.pages[0], slot + shift)});
     Copy(c.arena, 64, copies);

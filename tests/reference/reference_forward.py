@@ -11,10 +11,10 @@ from gguf.quants import dequantize
 
 
 class ReferenceModel:
-    """Computes in `dtype`. `kv_type`, if given, rounds keys (after rotation) and values as a 16-bit cache does."""
+    """Computes in `dtype`."""
 
-    def __init__(self, path, dtype=np.float32, kv_type=None):
-        self.dtype, self.kv_type = dtype, kv_type or dtype
+    def __init__(self, path, dtype=np.float32):
+        self.dtype = dtype
         reader = GGUFReader(path)
 
         def key(name, default=None):
@@ -58,7 +58,6 @@ class ReferenceModel:
         heads = [(normed @ self.weights[f"{prefix}attn_{part}.weight"].T).reshape(len(x), -1, self.head_dim)
                  for part in "qkv"]
         q, k, v = self.rotate(heads[0]), self.rotate(heads[1]), heads[2]
-        k, v = (t.astype(self.kv_type).astype(self.dtype) for t in (k, v))
         group = self.heads // self.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("thd,shd->hts", q, k) / self.dtype(np.sqrt(self.head_dim))

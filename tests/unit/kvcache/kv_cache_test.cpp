@@ -10,8 +10,8 @@
 namespace loupe {
 namespace {
 
-int64_t LargeBytes(const HarnessOptions& o) { return MakePageLayout(PageClass{}, o.head_dim).bytes; }
-int64_t SmallBytes(const HarnessOptions& o) { return MakePageLayout(PageClass{{}, true, false}, o.head_dim).bytes; }
+int64_t LargeBytes(const HarnessOptions& o) { return MakePageLayout(PageClass{o.format(), false, false}, o.head_dim).bytes; }
+int64_t SmallBytes(const HarnessOptions& o) { return MakePageLayout(PageClass{o.format(), true, false}, o.head_dim).bytes; }
 int NumLists(const HarnessOptions& o) { return o.layers * o.groups; }
 
 // Appends `rows` prompt rows in one step, checked against the oracle.
@@ -83,7 +83,7 @@ TEST(KvCacheTails, ASmallPageGrowsAndIsGoneAfterTheCommit) {
 
 TEST(KvCacheReserve, ARefusedStepChangesNothing) {
   HarnessOptions options;
-  options.head_dim = 256;  // 64 KiB a page, 32 a slab
+  options.head_dim = 128;  // 64 KiB a page, 32 a slab
   options.arena_bytes = kSlabBytes;
   KvHarness harness(options);
   const SeqId first = harness.Open(), second = harness.Open();
@@ -112,7 +112,7 @@ TEST(KvCacheReserve, TooManyRowsAreRefused) {
 // The promise that admission rests on: a step of a new sequence is not refused if bytes_free says so.
 TEST(KvCacheReserve, BytesForTokensIsEnough) {
   HarnessOptions options;
-  options.head_dim = 256;
+  options.head_dim = 128;
   options.layers = 1;
   options.arena_bytes = 3 * kSlabBytes;
   const std::vector<float> zero(static_cast<size_t>(200 * options.groups * options.head_dim), 0.f);
@@ -199,7 +199,7 @@ TEST(KvCacheWindow, PagesOutOfSightAreFreed) {
   EXPECT_GE(held.size(), 69u);
   EXPECT_EQ(held.back(), 999);
   EXPECT_EQ(harness.cache().Stats().entries_expired, 1000 - static_cast<int64_t>(held.size()));
-  EXPECT_EQ(harness.cache().Report(seq).read_bytes_per_token, 69 * 4 * options.head_dim);
+  EXPECT_EQ(harness.cache().Report(seq).read_bytes_per_token, 69 * options.entry_bytes());
   EXPECT_EQ(harness.cache().Report(seq).entries_dropped, 0);
   harness.CheckBooks();
 }
@@ -211,7 +211,7 @@ TEST(KvCacheReport, FullPolicyAtTheEndOfPrefill) {
   ASSERT_TRUE(harness.Step({{seq, 64, 0, true}}).ok());
   ASSERT_TRUE(harness.Step({{seq, 0, 1, false}}).ok());
   const KvSequenceReport report = harness.cache().Report(seq);
-  const int64_t entry = 4 * options.head_dim;
+  const int64_t entry = options.entry_bytes();
   EXPECT_EQ(report.lists, NumLists(options));
   EXPECT_EQ(report.num_tokens, 65);
   EXPECT_EQ(report.entries_kept, 65 * NumLists(options));

@@ -272,8 +272,8 @@ void KvHarness::FollowPolicy(const KvStepItem& item) {
 }
 
 int64_t KvHarness::ExpectedBytes() const {
-  const int64_t large = MakePageLayout(PageClass{}, options_.head_dim).bytes;
-  const int64_t small = MakePageLayout(PageClass{{}, true, false}, options_.head_dim).bytes;
+  const int64_t large = MakePageLayout(PageClass{options_.format(), false, false}, options_.head_dim).bytes;
+  const int64_t small = MakePageLayout(PageClass{options_.format(), true, false}, options_.head_dim).bytes;
   int64_t bytes = 0;
   for (const auto& [id, model] : model_) {
     for (int list = 0; list < options_.layers * options_.groups; ++list) {
@@ -289,7 +289,7 @@ void KvHarness::CheckBooks() {
   cache_->Audit();
   const KvStats stats = cache_->Stats();
   EXPECT_EQ(stats.num_sequences, num_open());
-  const int64_t full_entry_bytes = int64_t{options_.layers} * options_.groups * options_.head_dim * 4;
+  const int64_t full_entry_bytes = int64_t{options_.layers} * options_.groups * options_.entry_bytes();
   std::map<uint32_t, PageRef> pages;
   for (const auto& [id, model] : model_) {
     EXPECT_EQ(cache_->num_tokens(SeqId{id}), model.num_tokens);

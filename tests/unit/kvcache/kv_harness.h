@@ -45,6 +45,9 @@ struct HarnessOptions {
   int max_sequences = 64;
   bool exact = true;  // f32 arithmetic; otherwise the backend's fast path for prompt rows
   uint32_t seed = 1;
+
+  PageFormat format() const { return exact ? PageFormat{Codec::kF32, Codec::kF32} : PageFormat{}; }
+  int64_t entry_bytes() const { return CodecBytes(format().key, head_dim) + CodecBytes(format().value, head_dim); }
 };
 
 enum class StepEnd { kCommit, kAbandonAtOnce, kAbandonMidway };

@@ -103,7 +103,7 @@ TEST(Repack, CopiedEntriesAreByteIdentical) {
 
 TEST(Repack, WithoutRoomNothingChanges) {
   HarnessOptions options;
-  options.head_dim = 256;  // 64 KiB a page, 32 a slab
+  options.head_dim = 128;  // 64 KiB a page, 32 a slab
   options.arena_bytes = kSlabBytes;
   KvHarness harness(options);
   const SeqId seq = harness.Open();
@@ -137,7 +137,7 @@ TEST(Repack, AForkKeepsItsContent) {
 
 TEST(PolicyCalls, ARepackWithoutRoomIsAskedAgain) {
   HarnessOptions options;
-  options.head_dim = 256;
+  options.head_dim = 128;
   options.arena_bytes = kSlabBytes;
   KvHarness harness(options);
   KvCache& cache = harness.cache();

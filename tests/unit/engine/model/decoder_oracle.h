@@ -1,5 +1,5 @@
 // The whole model in double precision, straight from the formulas: every row attends to all rows before it, nothing is
-// batched, nothing is cached. Only what the cache stores is rounded as the cache rounds it, to half precision.
+// batched, nothing is cached, nothing is rounded.
 #pragma once
 
 #include <cmath>
@@ -76,10 +76,6 @@ class DecoderOracle {
     }
   }
 
-  static void RoundToHalf(Row* x) {
-    for (double& v : *x) v = HalfValue(HalfBits(v));
-  }
-
   void Attention(int layer, std::vector<Row>* x) const {
     std::vector<Row> q, k, v;
     for (size_t t = 0; t < x->size(); ++t) {
@@ -89,8 +85,6 @@ class DecoderOracle {
       v.push_back(Multiply(Name(layer, "attn_v"), normed));
       Rotate(&q.back(), t);
       Rotate(&k.back(), t);
-      RoundToHalf(&k.back());
-      RoundToHalf(&v.back());
     }
     for (size_t t = 0; t < x->size(); ++t) {
       const Row projected = Multiply(Name(layer, "attn_output"), Attended(q[t], k, v, t));

@@ -113,20 +113,14 @@ Distance Measure(LoadedModel& model, const nlohmann::json& golden, size_t chunk)
   return distance;
 }
 
-// Exact mode computes in f32, but the cache stores half precision in every mode. That alone moves a row by up to 2e-3,
-// and two right passes over the same rounded cache differ by as much in their worst row, since values at a rounding
-// border flip and later layers multiply the flips (tests/reference/half_kv_spread.py). So the median row is held to
-// 1e-3 and the worst to that floor.
+// Exact mode computes in f32 and keeps keys and values in f32, as the reference does.
 TEST_F(DefaultModelTest, ExactModeEqualsTheReference) {
   LoadedModel model = Load(true);
   ASSERT_TRUE(model.decoder);
   const Distance prompt = Measure(model, golden_, 100);
   EXPECT_GE(prompt.rows.size(), 20u);
-  EXPECT_LT(prompt.Median(), 1e-3);
-  EXPECT_LT(prompt.Worst(), 3e-3);
-  EXPECT_LT(prompt.kl, 1e-5);
-  // The first row sees only itself: nothing is attended to that could differ.
-  EXPECT_LT(prompt.rows[0], 1e-4);
+  EXPECT_LT(prompt.Worst(), 1e-3);
+  EXPECT_LT(prompt.kl, 1e-6);
   std::printf("exact: median row %.2e, worst %.2e, mean KL %.2e\n", prompt.Median(), prompt.Worst(), prompt.kl);
 }
 
