@@ -48,8 +48,10 @@ class Runner {
     config.max_sequences = options.batch;
     config.max_step_rows = std::max(options.max_step_tokens, options.batch);
     const KvShape shape = model.decoder->kv_shape();
-    // 2 bytes an element, a third more for page slack, and a few slabs for the page classes.
-    const int64_t per_token = int64_t{4} * shape.num_layers * shape.num_kv_heads * shape.head_dim;
+    // A third more for page slack, and a few slabs for the page classes.
+    const PageFormat format = model.backend->Info().dense_format;
+    const int64_t entry_bytes = CodecBytes(format.key, shape.head_dim) + CodecBytes(format.value, shape.head_dim);
+    const int64_t per_token = shape.num_layers * shape.num_kv_heads * entry_bytes;
     config.device_bytes = options.batch * (per_token * (tokens + 64)) / 3 * 4 + 16 * kSlabBytes;
     auto cache = KvCache::Create(config, shape, *model.backend);
     if (!cache.ok()) return cache.status();

@@ -99,7 +99,8 @@ void BpeTokenizer::EncodeWords(std::string_view text, std::vector<int32_t>* ids)
 std::vector<int32_t> BpeTokenizer::Encode(std::string_view text, bool add_special, bool parse_special) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 8);
-  if (add_special && vocabulary_.add_bos && vocabulary_.bos >= 0) ids.push_back(vocabulary_.bos);
+  const bool add_bos = add_special && vocabulary_.add_bos && vocabulary_.bos >= 0;
+  if (add_bos) ids.push_back(vocabulary_.bos);
   const AddedTokens& added = parse_special ? added_ : user_defined_;
   for (size_t begin = 0; begin < text.size();) {
     const AddedTokens::Match match = added.Find(text, begin);
@@ -107,6 +108,8 @@ std::vector<int32_t> BpeTokenizer::Encode(std::string_view text, bool add_specia
     if (match.id >= 0) ids.push_back(match.id);
     begin = match.end;
   }
+  // A text that brings its own BOS gets no second one: models were not trained on two.
+  if (add_bos && ids.size() > 1 && ids[1] == vocabulary_.bos) ids.erase(ids.begin());
   if (add_special && vocabulary_.add_eos && vocabulary_.eos >= 0) ids.push_back(vocabulary_.eos);
   return ids;
 }

@@ -32,8 +32,9 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   // Any bytes are accepted; bytes that are not UTF-8 are encoded as bytes; a byte that the vocabulary has no token for
-  // vanishes. `add_special`: BOS and EOS as the vocabulary asks. `parse_special`: added and special tokens in the text
-  // become their ids; otherwise only user-defined (non-control) added tokens do.
+  // vanishes. `add_special`: BOS and EOS as the vocabulary asks, BOS unless the text begins with it.
+  // `parse_special`: added and special tokens in the text become their ids; otherwise only user-defined (non-control)
+  // added tokens do.
   virtual std::vector<int32_t> Encode(std::string_view text, bool add_special, bool parse_special) const = 0;
   // Exact bytes of a token, possibly part of a character; added tokens give their text, unused ones nothing. Id must be
   // in range.

@@ -1,61 +1,109 @@
-"""Runs both sides of each row in turn and prints medians and ratios as a Markdown table. Called by compare_llamacpp.sh."""
+"""Runs both sides of each row in turn and prints medians and ratios as a Markdown table. Called by compare_llamacpp.sh.
+
+Rows: prefill:TOKENS, decode:DEPTH, batch:SEQUENCES@DEPTH, q4_0-prefill:TOKENS, q4_0-decode:DEPTH (llama.cpp on the same
+model requantised to Q4_0, its best file, against our Q4_1), floor (our decode beside the memory bandwidth of the run),
+ready, server, memory. llama.cpp gets the best of its options: flash attention on and off is tried once for each row,
+and the better one is then measured in turn with ours.
+"""
 import argparse
 import json
+import pathlib
 import statistics
 import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from compare_servers import SERVER_ROWS  # noqa: E402
+
+ROWS = ("prefill:128,prefill:512,prefill:2048,prefill:8000,decode:0,decode:512,decode:2048,decode:4096,decode:8000,"
+        "batch:8@128,batch:32@128,batch:8@1024,batch:32@1024,q4_0-prefill:512,q4_0-decode:0,floor,ready,server,memory")
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--llama-bin", required=True)
+parser.add_argument("--loupe", default="build/release/loupe")
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--repeat", type=int, default=5)
 parser.add_argument("--model", required=True)
-parser.add_argument("--rows", default="prefill:128,prefill:512,prefill:2048,decode:0,decode:512,decode:2048,batch:8,batch:32")
+parser.add_argument("--rows", default=ROWS)
 args = parser.parse_args()
 
 
 def output(command):
+    command = [str(c) for c in command]
     r = subprocess.run(command, capture_output=True, text=True)
     if r.returncode:
-        raise SystemExit(f"error: {' '.join(map(str, command))} ended with {r.returncode}:\n{r.stderr[-2000:]}")
+        raise SystemExit(f"error: {' '.join(command)} ended with {r.returncode}:\n{r.stderr[-2000:]}")
     return r.stdout
 
 
 def loupe(case, context, batch=1, tokens=48):
-    out = output(["build/release/loupe", "bench", case, "--model", args.model, "--threads", str(args.threads), "--context", str(context),
-                  "--batch", str(batch), "--tokens", str(tokens), "--repeat", "1", "--json"])
-    return json.loads(out)["tokens_per_s"]
+    return json.loads(output([args.loupe, "bench", case, "--model", args.model, "--threads", args.threads, "--context", context,
+                              "--batch", batch, "--tokens", tokens, "--repeat", 1, "--json"]))
 
 
-def llama_bench(prompt, tokens, depth):
-    best = 0
-    for flash in ("0", "1"):
-        rows = json.loads(output([f"{args.llama_bin}/llama-bench", "-m", args.model, "-t", str(args.threads), "-p", str(prompt), "-n", str(tokens),
-                                  "-d", str(depth), "-fa", flash, "-r", "1", "-o", "json"]))
-        best = max([best] + [r["avg_ts"] for r in rows])
-    return best
+def llama_bench(model, prompt, tokens, depth, flash):
+    rows = json.loads(output([f"{args.llama_bin}/llama-bench", "-m", model, "-t", args.threads, "-p", prompt, "-n", tokens, "-d", depth,
+                              "-fa", flash, "-r", 1, "-o", "json"] + (["--no-warmup"] if max(prompt, depth) >= 4000 else [])))
+    return max(r["avg_ts"] for r in rows)
 
 
-def llama_batched(batch, depth, tokens=48):
-    out = output([f"{args.llama_bin}/llama-batched-bench", "-m", args.model, "-t", str(args.threads), "-npp", str(depth), "-ntg", str(tokens),
-                  "-npl", str(batch), "-c", str((depth + tokens) * batch + 256), "--output-format", "jsonl"])
+def llama_batched(batch, depth, flash, tokens=48):
+    out = output([f"{args.llama_bin}/llama-batched-bench", "-m", args.model, "-t", args.threads, "-npp", depth, "-ntg", tokens, "-npl", batch,
+                  "-c", (depth + tokens) * batch + 256, "-fa", flash, "--output-format", "jsonl"])
     return json.loads([line for line in out.splitlines() if line.startswith("{")][-1])["speed_tg"]
 
 
-print("| work | llama.cpp, best of its options | loupe | ratio |\n|---|---|---|---|", flush=True)
-for row in args.rows.split(","):
-    kind, number = row.split(":")
-    number = int(number)
-    ours, theirs = [], []
+def requantised():
+    path = pathlib.Path("build/llamacpp-q4_0.gguf")
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        output([f"{args.llama_bin}/llama-quantize", "--allow-requantize", args.model, path, "Q4_0", args.threads])
+    return path
+
+
+def measure(ours, theirs, options):
+    """Medians of both sides, measured in turn; `theirs` takes an option, of which the best is found first."""
+    best = max(options, key=theirs) if len(options) > 1 else options[0]
+    a, b = [], []
     for _ in range(args.repeat):
-        if kind == "prefill":
-            theirs.append(llama_bench(number, 0, 0))
-            ours.append(loupe("prefill", number))
-        elif kind == "decode":
-            theirs.append(llama_bench(0, 48, number))
-            ours.append(loupe("decode", number))
-        else:
-            theirs.append(llama_batched(number, 128))
-            ours.append(loupe("decode", 128, number))
-    a, b = statistics.median(ours), statistics.median(theirs)
-    name = {"prefill": f"prefill of {number} tokens", "decode": f"decode at depth {number}", "batch": f"{number} sequences at depth 128"}[kind]
+        b.append(theirs(best))
+        a.append(ours())
+    return statistics.median(a), statistics.median(b)
+
+
+def speed_row(name, ours, theirs, options=("0", "1")):
+    a, b = measure(ours, theirs, options)
     print(f"| {name} | {b:.0f} tokens/s | {a:.0f} tokens/s | {a / b:.2f} |", flush=True)
+
+
+def run(row):
+    kind, _, value = row.partition(":")
+    if kind in SERVER_ROWS:
+        return SERVER_ROWS[kind](args)
+    if kind == "floor":
+        shares = [loupe("decode", 0, tokens=128) for _ in range(args.repeat)]
+        share = statistics.median(r["share_of_limit"] for r in shares)
+        limit = statistics.median(r["limit_gbps"] for r in shares)
+        return print(f"| decode at depth 0, share of {limit:.1f} GB/s | | {share:.2f} | |", flush=True)
+    model = requantised() if kind.startswith("q4_0-") else args.model
+    note = ", llama.cpp on Q4_0" if kind.startswith("q4_0-") else ""
+    if kind.endswith("prefill"):
+        n = int(value)
+        return speed_row(f"prefill of {n} tokens{note}", lambda: loupe("prefill", n)["tokens_per_s"],
+                         lambda flash: llama_bench(model, n, 0, 0, flash))
+    if kind.endswith("decode"):
+        n = int(value)
+        return speed_row(f"decode at depth {n}{note}", lambda: loupe("decode", n)["tokens_per_s"],
+                         lambda flash: llama_bench(model, 0, 48, n, flash))
+    if kind == "batch":
+        batch, depth = (int(x) for x in value.split("@"))
+        return speed_row(f"{batch} sequences at depth {depth}", lambda: loupe("decode", depth, batch)["tokens_per_s"],
+                         lambda flash: llama_batched(batch, depth, flash), ("off", "on"))
+    raise SystemExit(f"error: unknown row '{row}'; rows are {ROWS}")
+
+
+info = json.loads(output([f"{args.llama_bin}/llama-bench", "-m", args.model, "-t", args.threads, "-p", 8, "-n", 0, "-r", 1, "-o", "json"]))[0]
+print(f"llama.cpp {info['build_commit']}: {info['cpu_info']}, {info['n_threads']} threads\n")
+print("| work | llama.cpp, best of its options | loupe | ratio |\n|---|---|---|---|", flush=True)
+for one in args.rows.split(","):
+    run(one)

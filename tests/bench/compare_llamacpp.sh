@@ -7,18 +7,20 @@ cd "$(dirname "$0")/../.."
 
 usage() {
   cat <<'HELP'
-usage: tests/bench/compare_llamacpp.sh [--llama-bin DIR] [--threads N] [--repeat N] [--model PATH]
+usage: tests/bench/compare_llamacpp.sh [--llama-bin DIR] [--threads N] [--repeat N] [--model PATH] [--rows LIST]
 
-  --llama-bin DIR   folder with llama-bench and llama-batched-bench; without it they are built (7 minutes on 2 cores)
+  --llama-bin DIR   folder with llama-bench, -batched-bench, -server, -quantize; without it they are built (10 minutes on 2 cores)
+  --rows LIST       only these rows, e.g. prefill:512,decode:2048,batch:8@128 (see compare_llamacpp.py)
 HELP
 }
-llama_bin="" threads=2 repeat=5 model=$MODEL_FILE
+llama_bin="" threads=2 repeat=5 model=$MODEL_FILE rows=()
 while [ $# -gt 0 ]; do
   case $1 in
     --llama-bin) llama_bin=$2; shift ;;
     --threads) threads=$2; shift ;;
     --repeat) repeat=$2; shift ;;
     --model) model=$2; shift ;;
+    --rows) rows=(--rows "$2"); shift ;;
     --help | -h) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -34,7 +36,7 @@ build_llama() {
   cmake -S $dir/llama_cpp_python-$version/vendor/llama.cpp -B $dir/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DGGML_OPENMP=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_APP=OFF
-  ninja -C $dir/build llama-bench llama-batched-bench
+  ninja -C $dir/build llama-bench llama-batched-bench llama-server llama-quantize
 }
 if [ -z "$llama_bin" ]; then
   llama_bin=build/llamacpp/build/bin
@@ -42,4 +44,4 @@ if [ -z "$llama_bin" ]; then
 fi
 [ -x build/release/loupe ] || { echo "error: build/release/loupe is missing: cmake --preset release && cmake --build --preset release" >&2; exit 2; }
 
-exec python3 tests/bench/compare_llamacpp.py --llama-bin "$llama_bin" --threads "$threads" --repeat "$repeat" --model "$model"
+exec python3 tests/bench/compare_llamacpp.py --llama-bin "$llama_bin" --threads "$threads" --repeat "$repeat" --model "$model" "${rows[@]}"

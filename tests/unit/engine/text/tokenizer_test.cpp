@@ -109,6 +109,8 @@ TEST(Tokenizer, AddedTokensLeftmostLongest) {
   EXPECT_EQ(tokenizer->Encode("<s><tool>x", false, false), (Ids{'<', 's', '>', tool, 'x'}));
   EXPECT_EQ(tokenizer->Encode("   z", false, false), (Ids{two_spaces, ' ', 'z'}));
   EXPECT_EQ(tokenizer->Encode("", true, false), (Ids{s, end}));
+  EXPECT_EQ(tokenizer->Encode("<s>z", true, true), (Ids{s, 'z', end}));  // not a second BOS
+  EXPECT_EQ(tokenizer->Encode("<s>z", true, false), (Ids{s, '<', 's', '>', 'z', end}));
   EXPECT_EQ(tokenizer->Encode("", false, false), Ids{});
   EXPECT_EQ(tokenizer->Encode("[PAD]", false, true).size(), 5u);
   EXPECT_EQ(tokenizer->TokenBytes(unused), "");
