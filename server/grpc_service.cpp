@@ -23,9 +23,7 @@ namespace {
 
 constexpr size_t kLongestRequestId = 256;           // bytes: ids go into every log line
 constexpr int kKeepaliveMs = 60'000, kKeepaliveTimeoutMs = 20'000;  // a peer that vanished is noticed
-// The engine stops this much before the call's deadline, so that partial text still reaches the caller: a tenth of the time.
-constexpr int kDeadlineShare = 10;
-constexpr std::chrono::milliseconds kDeadlineMargin{100}, kLongestDeadlineMargin{1000};
+constexpr std::chrono::milliseconds kDeadlineMargin{100};  // so that partial text still reaches the caller
 constexpr int kRetryPushbackMs = 1000;
 
 std::string NewRequestId() {
@@ -48,8 +46,8 @@ void SetDeadline(const grpc::CallbackServerContext& call, int timeout_ms, Reques
   const auto call_deadline = call.deadline();
   // gRPC says "none" by the end of time.
   if (call_deadline < std::chrono::system_clock::now() + std::chrono::hours(24 * 365)) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(call_deadline - std::chrono::system_clock::now());
-    request->deadline = steady + left - std::clamp(left / kDeadlineShare, kDeadlineMargin, kLongestDeadlineMargin);
+    request->deadline = steady + std::chrono::duration_cast<SteadyTime::duration>(call_deadline - std::chrono::system_clock::now()) -
+                        kDeadlineMargin;
   }
   if (timeout_ms > 0) {
     const SteadyTime own = steady + std::chrono::milliseconds(timeout_ms);

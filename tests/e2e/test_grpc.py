@@ -82,7 +82,13 @@ def test_what_comes_later_says_so(stub, protos):
 
 
 def test_call_deadline_gives_partial_text(stub, protos):
-    events = list(stub.Generate(request(protos, sampling={"max_tokens": 8000, "ignore_eos": True}), timeout=4))
+    # On a machine so busy that the server's last 100 ms are not enough, the call itself runs out first: then again.
+    for _ in range(3):
+        try:
+            events = list(stub.Generate(request(protos, sampling={"max_tokens": 8000, "ignore_eos": True}), timeout=2))
+            break
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     finished = events[-1].finished
     assert 0 < finished.usage.completion_tokens < 8000
     assert "DEADLINE" in protos.inference.FinishReason.Name(finished.finish_reason).upper()
