@@ -228,16 +228,16 @@ class PhaseMatMul {
         const int64_t row = (first_tile + t) * kPanelRows;
         float* tile_sums = sums + t * kPanelRows * kPanelOutputs;
         const int pairs = static_cast<int>((end - begin + 1) / 2);
-        kernels_.panel({rounded(row) + begin, RoundedStride(cols_), expanded, pairs, tile_sums, begin == 0});
-        if (end == cols_) StorePanel(part, first_strip, row, tile_sums);
+        const PanelStore store = StoreOf(part, first_strip, row);
+        kernels_.panel({rounded(row) + begin, RoundedStride(cols_), expanded, pairs, tile_sums, begin == 0,
+                        end == cols_ ? &store : nullptr});
       }
     }
   }
 
-  void StorePanel(const WeightPart& part, int64_t first_strip, int64_t row, const float* sums) {
+  PanelStore StoreOf(const WeightPart& part, int64_t first_strip, int64_t row) const {
     const int64_t output = part.first_row + first_strip * kStripRows;
     PanelStore store{};
-    store.sums = sums;
     store.num_rows = static_cast<int>(TileRows(row, kPanelRows));
     store.num_outputs = static_cast<int>(std::min<int64_t>(kPanelOutputs, part.rows - first_strip * kStripRows));
     store.out = args_.out.row<float>(begin_ + row) + output;
@@ -245,7 +245,7 @@ class PhaseMatMul {
     store.bias = args_.bias.defined() ? args_.bias.as<float>() + output : nullptr;
     store.add = args_.add.defined() ? args_.add.row<float>(begin_ + row) + output : nullptr;
     store.add_stride = args_.add.row_stride;
-    kernels_.store(store);
+    return store;
   }
 
   static constexpr int kMaxTile = 16;

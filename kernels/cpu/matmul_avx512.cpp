@@ -199,25 +199,46 @@ void FloatTiles(const StripCall& call) {
 
 // ---- expansion
 
-// Calls put(first column, values of four columns) for the eight fours of a block.
-template <class Put>
-inline __attribute__((always_inline)) void ExpandBlock(WeightType type, const uint8_t* codes, const uint8_t* scales,
-                                                       const Put& put) {
-  const __m512 scale = LoadHalfs(scales);
-  const __m512 minimum = type == WeightType::kQ4_1 ? LoadHalfs(scales + 32) : _mm512_setzero_ps();
-  const bool bytes = type == WeightType::kQ8_0;
-  const __m512i mask = _mm512_set1_epi32(bytes ? 255 : 15);
-  const __m512i zero = _mm512_set1_epi32(LayoutOf(type).zero);
-  for (int j = 0; j < 8; ++j) {
-    const __m512i v =
-        bytes ? Load(codes + j * 64) : _mm512_srli_epi32(Load(codes + j % 4 * 64), static_cast<unsigned>(j / 4 * 4));
-    __m512 value[4];
-    LOUPE_UNROLL for (int i = 0; i < 4; ++i) {
-      const __m512i code =
-          _mm512_sub_epi32(_mm512_and_si512(_mm512_srli_epi32(v, static_cast<unsigned>(8 * i)), mask), zero);
-      value[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), scale, minimum);  // the product is exact in f32
-    }
-    put(j * 4, value);
+// The code of N bits at bit Low of each lane as the float 1 + code / 2^N: a rotation and one operation, no conversion.
+template <int N, int Low>
+inline __attribute__((always_inline)) __m512 OnePlusCode(__m512i v) {
+  constexpr int kMask = ((1 << N) - 1) << (23 - N);
+  const __m512i turned = _mm512_rol_epi32(v, (23 - N - Low + 32) % 32);
+  const __m512i one = _mm512_set1_epi32(0x3f800000);
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(turned, _mm512_set1_epi32(kMask), one, 0xea));  // (a & b) | c
+}
+
+// Calls put(first column, values of four columns) for the eight fours of a block. A value is code * scale + minimum,
+// computed as (1 + code / 2^N) * 2^N scale + (minimum - 2^N scale): the product is exact in f32.
+template <WeightType Type, class Put>
+inline __attribute__((always_inline)) void ExpandBlock(const uint8_t* codes, const uint8_t* scales, const Put& put) {
+  constexpr int kBits = Type == WeightType::kQ8_0 ? 8 : 4;
+  const __m512 stored = LoadHalfs(scales);
+  const __m512 scale = _mm512_mul_ps(stored, _mm512_set1_ps(1 << kBits));
+  const __m512 minimum = Type == WeightType::kQ4_1 ? LoadHalfs(scales + 32)
+                                                   : _mm512_mul_ps(stored, _mm512_set1_ps(-LayoutOf(Type).zero));
+  const __m512 offset = _mm512_sub_ps(minimum, scale);
+  const auto four = [&]<int Shift>(int first, __m512i v) {
+    const __m512 value[4] = {_mm512_fmadd_ps(OnePlusCode<kBits, Shift>(v), scale, offset),
+                             _mm512_fmadd_ps(OnePlusCode<kBits, Shift + 8>(v), scale, offset),
+                             _mm512_fmadd_ps(OnePlusCode<kBits, Shift + 16>(v), scale, offset),
+                             _mm512_fmadd_ps(OnePlusCode<kBits, Shift + 24>(v), scale, offset)};
+    put(first, value);
+  };
+  for (int j = 0; j < (kBits == 8 ? 8 : 4); ++j) {
+    const __m512i v = Load(codes + j * 64);
+    four.template operator()<0>(j * 4, v);
+    if constexpr (kBits == 4) four.template operator()<4>(16 + j * 4, v);
+  }
+}
+
+template <WeightType Type>
+void ExpandQuantised(const uint8_t* strip, int64_t cols, float* out) {
+  for (int64_t b = 0; b < cols / kQuantBlock; ++b, out += kQuantBlock * kStripRows) {
+    const BlockPlace place = PlaceOf(Type, b);
+    ExpandBlock<Type>(strip + place.codes, strip + place.scales, [out](int first, const __m512(&value)[4]) {
+      for (int i = 0; i < 4; ++i) _mm512_storeu_ps(out + (first + i) * kStripRows, value[i]);
+    });
   }
 }
 
@@ -234,12 +255,9 @@ void Expand(WeightType type, const uint8_t* strip, int64_t cols, float* out) {
     }
     return;
   }
-  for (int64_t b = 0; b < cols / kQuantBlock; ++b, out += kQuantBlock * kStripRows) {
-    const BlockPlace place = PlaceOf(type, b);
-    ExpandBlock(type, strip + place.codes, strip + place.scales, [out](int first, const __m512(&value)[4]) {
-      for (int i = 0; i < 4; ++i) _mm512_storeu_ps(out + (first + i) * kStripRows, value[i]);
-    });
-  }
+  if (type == WeightType::kQ4_1) return ExpandQuantised<WeightType::kQ4_1>(strip, cols, out);
+  if (type == WeightType::kQ4_0) return ExpandQuantised<WeightType::kQ4_0>(strip, cols, out);
+  ExpandQuantised<WeightType::kQ8_0>(strip, cols, out);
 }
 
 // ---- the prompt phase: bf16 panels
@@ -270,7 +288,7 @@ void FillQuantised(const uint8_t* strip, int64_t begin, int64_t end, uint16_t* o
   for (int64_t b = begin / kQuantBlock; b < end / kQuantBlock; ++b) {
     const BlockPlace place = PlaceOf(Type, b);
     for (int i = 0; i < 576; i += 64) Prefetch(strip + place.codes + kAhead / 2 + i);
-    ExpandBlock(Type, strip + place.codes, strip + place.scales, [&](int first, const __m512(&value)[4]) {
+    ExpandBlock<Type>(strip + place.codes, strip + place.scales, [&](int first, const __m512(&value)[4]) {
       uint16_t* to = out + first / 2 * kPanelOutputs * 2;
       _mm512_storeu_si512(to, _mm512_permutexvar_epi16(pair_up, ToBf16(value[0], value[1])));
       _mm512_storeu_si512(to + kPanelOutputs * 2, _mm512_permutexvar_epi16(pair_up, ToBf16(value[2], value[3])));
@@ -285,6 +303,18 @@ void FillPanel(WeightType type, const uint8_t* strip, int64_t begin, int64_t end
   if (type == WeightType::kQ8_0) return FillQuantised<WeightType::kQ8_0>(strip, begin, end, out);
   for (int64_t c = begin; c < end; c += 2, out += kPanelOutputs * 2) {  // BF16 strips hold pairs already
     _mm512_storeu_si512(out, Load(strip + c / 2 * 64));
+  }
+}
+
+inline __attribute__((always_inline)) void StoreRow(const PanelStore& s, int r, const __m512 (&sum)[kPanelStrips]) {
+  LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j) {
+    const int first = j * kStripRows, valid = s.num_outputs - first;
+    if (valid <= 0) return;
+    const __mmask16 mask = static_cast<__mmask16>(valid >= kStripRows ? 0xffff : (1 << valid) - 1);
+    __m512 value = sum[j];
+    if (s.bias) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, s.bias + first));
+    if (s.add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, s.add + r * s.add_stride + first));
+    _mm512_mask_storeu_ps(s.out + r * s.out_stride + first, mask, value);
   }
 }
 
@@ -308,22 +338,12 @@ void Panel(const PanelCall& call) {
     }
   }
   LOUPE_UNROLL for (int r = 0; r < kPanelRows; ++r) {
+    if (call.store != nullptr) {
+      if (r < call.store->num_rows) StoreRow(*call.store, r, sum[r]);
+      continue;
+    }
     LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j)
         _mm512_storeu_ps(call.sums + r * kPanelOutputs + j * kStripRows, sum[r][j]);
-  }
-}
-
-void StorePanel(const PanelStore& s) {
-  for (int first = 0; first < s.num_outputs; first += kStripRows) {
-    const int valid = s.num_outputs - first;
-    const __mmask16 mask = static_cast<__mmask16>(valid >= kStripRows ? 0xffff : (1 << valid) - 1);
-    const __m512 bias = s.bias ? _mm512_maskz_loadu_ps(mask, s.bias + first) : _mm512_setzero_ps();
-    for (int r = 0; r < s.num_rows; ++r) {
-      __m512 value = _mm512_loadu_ps(s.sums + r * kPanelOutputs + first);
-      if (s.bias) value = _mm512_add_ps(value, bias);
-      if (s.add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, s.add + r * s.add_stride + first));
-      _mm512_mask_storeu_ps(s.out + r * s.out_stride + first, mask, value);
-    }
   }
 }
 
@@ -341,7 +361,6 @@ constexpr MatMulKernels Make() {
   k.round_rows = RoundRow;
   k.fill_panel = FillPanel;
   k.panel = Panel;
-  k.store = StorePanel;
   return k;
 }
 

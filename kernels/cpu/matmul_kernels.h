@@ -41,18 +41,8 @@ static constexpr int kPanelOutputs = kPanelStrips * kStripRows;
 static constexpr int kPanelRows = 6;
 static constexpr int kPanelCols = 192;  // 24 KiB of bf16: most of the first-level cache
 
-struct PanelCall {
-  const uint16_t* rows;  // bf16 activations, kPanelRows of them, zero beyond the last
-  int64_t row_stride;    // elements
-  const uint16_t* panel;
-  int pairs;    // of columns
-  float* sums;  // [kPanelRows][kPanelOutputs]
-  bool first;   // sums start at zero
-};
-
-// The end of a panel tile: out[r][o] = sums[r][o] + bias[o] + add[r][o].
+// Where a panel's tile ends: out[r][o] = sum[r][o] + bias[o] + add[r][o].
 struct PanelStore {
-  const float* sums;
   int num_rows;
   int num_outputs;  // up to kPanelOutputs
   float* out;
@@ -60,6 +50,16 @@ struct PanelStore {
   const float* bias;
   const float* add;
   int64_t add_stride;
+};
+
+struct PanelCall {
+  const uint16_t* rows;  // bf16 activations, kPanelRows of them, zero beyond the last
+  int64_t row_stride;    // elements
+  const uint16_t* panel;
+  int pairs;    // of columns
+  float* sums;  // [kPanelRows][kPanelOutputs]
+  bool first;   // sums start at zero
+  const PanelStore* store;  // the last range of columns: sums go there; otherwise null
 };
 
 struct MatMulKernels {
@@ -78,12 +78,11 @@ struct MatMulKernels {
   bool expand_prompts =
       false;  // in the prompt phase, quantised weights are expanded to f32, which is faster with many rows
 
-  bool panels = false;  // the prompt phase uses the three below, for quantised and BF16 weights
+  bool panels = false;  // the prompt phase uses these, for quantised and BF16 weights
   void (*round_rows)(const float* x, int64_t cols, uint16_t* out) = nullptr;  // f32 to bf16
   // Columns [begin, end) of a strip (begin a multiple of 64) into one of the four 16-column quarters of a panel.
   void (*fill_panel)(WeightType type, const uint8_t* strip, int64_t begin, int64_t end, uint16_t* out) = nullptr;
   void (*panel)(const PanelCall& call) = nullptr;
-  void (*store)(const PanelStore& call) = nullptr;
 };
 
 extern const MatMulKernels kPortableMatMul;
