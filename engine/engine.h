@@ -30,8 +30,8 @@ class Engine {
   ~Engine();
 
   // INVALID_ARGUMENT: empty prompt, token ids out of range, or does not fit (message starts with
-  // "context_length_exceeded: " and holds both numbers); NOT_FOUND: unknown kv policy; ALREADY_EXISTS: the id is in
-  // flight; RESOURCE_EXHAUSTED: queue full; UNAVAILABLE: draining.
+  // "context_length_exceeded: " and holds both numbers), or a `kv` that cannot be ("kv.<field>: ..."); ALREADY_EXISTS:
+  // the id is in flight; RESOURCE_EXHAUSTED: queue full; UNAVAILABLE: draining.
   absl::StatusOr<std::shared_ptr<ResponseStream>> Submit(Request request);
   // Idempotent; false if no such request is in flight.
   bool Cancel(const std::string& request_id);

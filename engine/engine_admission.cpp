@@ -9,17 +9,6 @@
 namespace loupe {
 namespace {
 
-struct ResolvedPolicy {
-  const char* name;
-  const char* reason;
-};
-
-absl::StatusOr<ResolvedPolicy> ResolvePolicy(const KvOptions& kv) {
-  if (kv.policy == "auto") return ResolvedPolicy{"full", "auto: full is the only policy of this build"};
-  if (kv.policy == "full") return ResolvedPolicy{"full", "requested"};
-  return absl::NotFoundError(absl::StrCat("unknown kv policy '", kv.policy, "'; this build has: auto, full"));
-}
-
 absl::Status CheckIds(const char* what, const std::vector<int32_t>& ids, int vocab_size) {
   for (const int32_t id : ids) {
     if (id >= 0 && id < vocab_size) continue;
@@ -81,11 +70,13 @@ absl::Status EngineCore::Check(const Request& request) const {
         room > 0 ? " and one must be left for the answer" : "", "; shorten the prompt (the KV cache has ",
         limits_.kv_device_bytes, " bytes)"));
   }
-  return ResolvePolicy(request.kv).status();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<ResponseStream>> EngineCore::Submit(Request request) {
   if (absl::Status s = Check(request); !s.ok()) return s;
+  auto kv = chooser_->Choose(request);
+  if (!kv.ok()) return kv.status();
   const uint64_t number = submitted_.fetch_add(1, std::memory_order_relaxed);
   if (!request.sampling.seed) {
     request.sampling.seed = static_cast<uint64_t>(UniformAt(parts_.seed, number) * 0x1p53);
@@ -93,7 +84,7 @@ absl::StatusOr<std::shared_ptr<ResponseStream>> EngineCore::Submit(Request reque
   if (request.id.empty()) request.id = absl::StrCat("request-", number);
   if (request.arrival == SteadyTime{}) request.arrival = parts_.clock->Now();
   auto stream = std::make_shared<ResponseStream>(request.id, request.n);
-  if (absl::Status s = queue_.Push({std::move(request), stream}); !s.ok()) return s;
+  if (absl::Status s = queue_.Push({std::move(request), stream, *std::move(kv)}); !s.ok()) return s;
   // The reader's end: when its last copy goes, nobody waits for the answer any more.
   ResponseStream* raw = stream.get();
   return std::shared_ptr<ResponseStream>(raw, [keep = std::move(stream)](ResponseStream* s) { s->Cancel(); });
@@ -105,12 +96,20 @@ void EngineCore::AddRequest(Submission submission) {
   state->stream = std::move(submission.stream);
   const Request& request = state->request;
   state->seed = request.sampling.seed.value_or(0);
-  state->kv_reason = ResolvePolicy(request.kv).value().reason;
   const int room = limits_.max_context - static_cast<int>(request.prompt.size());
   const int asked = request.sampling.max_tokens;
   state->context_bound = asked < 0 || asked > room;
   state->max_tokens = state->context_bound ? room : asked;
   state->unfinished = request.n;
+  if (submission.kv.may_be_full) {
+    int64_t free = cache_->bytes_free();
+    for (const auto* list : {&running_, &waiting_}) {
+      for (const SequencePtr& s : *list) free -= NeededBytes(*s);
+    }
+    const int prompt = static_cast<int>(request.prompt.size());
+    KvChooser::Decide(cache_->BytesForTokens(prompt + state->max_tokens), free, prompt, &submission.kv);
+  }
+  state->kv = std::move(submission.kv);
   SequencePtr first;
   for (int i = 0; i < request.n; ++i) {
     auto sequence = std::make_unique<EngineSequence>(state, i, next_order_++, *parts_.tokenizer, end_ids_);

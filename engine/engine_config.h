@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "kernels/backend.h"
+#include "kvcache/policies/options.h"
 
 namespace loupe {
 
@@ -15,6 +17,8 @@ struct EngineConfig {
   int max_sequences = 64;        // samples computed at a time
   int max_step_tokens = 512;     // rows of a step
   int max_queue = 256;           // requests waiting; more are refused with RESOURCE_EXHAUSTED
+  std::optional<KvOptions> kv;   // for requests that bring none; none: auto
+  bool allow_baselines = false;  // kv policies that only serve as comparison
   std::string chat_template;     // text that replaces the model's own; empty: the model's
 };
 

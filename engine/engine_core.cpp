@@ -60,6 +60,8 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const CoreLimits&
   core->stream_ = parts.backend->NewStream();
   core->batch_ = *std::move(batch);
   core->cache_ = *std::move(cache);
+  core->chooser_ = std::make_unique<KvChooser>(*core->cache_, parts.kv);
+  if (absl::Status s = core->chooser_->CheckDefaults(); !s.ok()) return s;
   if (absl::Status s = core->LimitContextToArena(); !s.ok()) return s;
   core->PublishStats();
   return core;

@@ -14,6 +14,7 @@
 #include "engine/batch.h"
 #include "engine/clock.h"
 #include "engine/engine_observer.h"
+#include "engine/kv_chooser.h"
 #include "engine/request_queue.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
@@ -39,6 +40,7 @@ struct CoreParts {
   EngineObserver* observer = nullptr;
   const Clock* clock = nullptr;
   uint64_t seed = 0;  // of requests that bring none
+  KvDefaults kv = {};
 };
 
 inline constexpr int kMaxSamples = 128;  // n of a request
@@ -108,6 +110,7 @@ class EngineCore {
   void SampleAll();
   void SampleOne(EngineSequence& sequence, std::span<float> logits);
   void ForkSiblings(EngineSequence& parent, std::span<float> logits);
+  int64_t HeldBytes(const EngineSequence& sequence) const;
   int64_t NeededBytes(const EngineSequence& sequence) const;
   void Report(double seconds);
 
@@ -120,6 +123,7 @@ class EngineCore {
 
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<KvChooser> chooser_;
   KvBatch kv_batch_;
   std::unique_ptr<StepBatch> batch_;
   SamplerScratch scratch_;

@@ -43,15 +43,29 @@ EngineCore::Outcome EngineCore::Step() {
   return running_.empty() && waiting_.empty() ? Outcome::kIdle : Outcome::kWorked;
 }
 
+// What the sample holds. A full one by its bound, so that held and needed bytes add up to what was promised.
+int64_t EngineCore::HeldBytes(const EngineSequence& sequence) const {
+  if (sequence.kv().value < 0) return 0;
+  return sequence.policy().MaxBytes(0) < 0 ? cache_->BytesForTokens(sequence.num_computed()) : cache_->device_bytes(sequence.kv());
+}
+
+// What it will ask for until its known tokens and the headroom are in: with a policy that drops entries the whole prompt
+// first, then what the policy leaves, whichever is more.
 int64_t EngineCore::NeededBytes(const EngineSequence& sequence) const {
   const int tokens = std::min(sequence.num_known() + kHeadroomTokens, limits_.max_context);
-  return std::max<int64_t>(0, cache_->BytesForTokens(tokens) - cache_->BytesForTokens(sequence.num_computed()));
+  int64_t most = cache_->BytesForTokens(tokens);
+  const int64_t dropped = sequence.policy().MaxBytes(tokens - sequence.num_prompt());
+  if (dropped >= 0) {
+    const int64_t prompt = sequence.prompt_rows() > 0 ? cache_->BytesForTokens(sequence.num_prompt()) : 0;
+    most = std::min(most, std::max(dropped, prompt));
+  }
+  return std::max<int64_t>(0, most - HeldBytes(sequence));
 }
 
 StepPlan EngineCore::Plan() const {
   std::vector<RunningView> running;
   for (const SequencePtr& s : running_) {
-    running.push_back({s->rank(), s->prompt_rows(), s->decode_rows(), cache_->BytesForTokens(s->num_computed()), NeededBytes(*s)});
+    running.push_back({s->rank(), s->prompt_rows(), s->decode_rows(), HeldBytes(*s), NeededBytes(*s)});
   }
   std::vector<WaitingView> waiting;
   for (const SequencePtr& s : waiting_) {
@@ -82,7 +96,7 @@ void EngineCore::Apply(const StepPlan& plan) {
 bool EngineCore::StartSequence(EngineSequence& sequence) {
   const auto at = std::find_if(waiting_.begin(), waiting_.end(), [&](const SequencePtr& s) { return s.get() == &sequence; });
   LOUPE_CHECK(at != waiting_.end()) << "a sample starts that does not wait";
-  auto opened = cache_->Open();
+  auto opened = cache_->Open(sequence.policy());
   if (!opened.ok()) {
     // It stays where it is: a later step tries again.
     spdlog::error("request '{}': {}", sequence.request().request.id, std::string(opened.status().message()));
@@ -185,7 +199,8 @@ void EngineCore::AfterCommit() {
     report_.num_rows += item.rows();
     report_.prompt_rows += item.prompt_rows;
     // The rows of a chunk share one pass over the sample's pages.
-    report_.kv_read_bytes += KvReadBytes(*cache_, sequence.num_computed());
+    const bool full = sequence.policy().keeps_everything();
+    report_.kv_read_bytes += full ? KvReadBytes(*cache_, sequence.num_computed()) : cache_->Report(sequence.kv()).read_bytes_per_token;
     report_.kv_write_bytes += int64_t{item.rows()} * shape.num_layers * shape.num_kv_heads * cache_->dense_entry_bytes();
     if (sequence.prompt_rows() > 0) continue;
     if (!sequence.prefill_reported()) sequence.OnPrefillEnd(cache_->Report(sequence.kv()), step_end_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kvcache/policies/options.h"
 
 namespace loupe {
 
@@ -34,16 +35,11 @@ struct SamplingParams {
   int logprobs = -1;  // -1: none; k >= 0: the chosen token's and the k best
 };
 
-// The request's wish for its cache. Parsed from the `kv` object; resolved by the engine.
-struct KvOptions {
-  std::string policy = "auto";
-};
-
 struct Request {
   std::string id;  // unique among requests in flight; the edge makes one if the client gave none
   std::vector<int32_t> prompt;
   SamplingParams sampling;
-  KvOptions kv;
+  std::optional<KvOptions> kv;  // none: the operator's default
   int n = 1;         // independent samples; sample i uses seed + i
   int priority = 0;  // higher first; equal priorities by arrival
   std::optional<SteadyTime> deadline;  // over queue, prefill and decode

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "engine/clock.h"
 #include "engine/engine_stats.h"
+#include "engine/kv_chooser.h"
 #include "engine/request.h"
 #include "engine/response_stream.h"
 
@@ -22,6 +23,7 @@ namespace loupe {
 struct Submission {
   Request request;
   std::shared_ptr<ResponseStream> stream;
+  KvChoice kv;
 };
 
 class RequestQueue {

@@ -21,6 +21,13 @@ int32_t EngineSequence::token(int position) const {
   return position < num ? state_->request.prompt[static_cast<size_t>(position)] : output_[static_cast<size_t>(position - num)];
 }
 
+int EngineSequence::decode_rows() const {
+  const int generated = std::max(computed_, num_prompt()) - num_prompt();
+  const int rows = num_output() - generated;
+  const int interval = policy().decode_interval();
+  return interval > 0 ? std::min(rows, interval - generated % interval) : rows;
+}
+
 void EngineSequence::Start(SeqId kv, SteadyTime now) {
   LOUPE_CHECK(phase_ == SequencePhase::kWaiting) << "sample " << index_ << " of '" << state_->request.id << "' starts twice";
   phase_ = SequencePhase::kPrefill;
@@ -98,12 +105,13 @@ double EngineSequence::OnToken(SteadyTime now) {
 
 KvReport EngineSequence::MakeKvReport(const KvSequenceReport& last) const {
   KvReport report;
-  report.policy = "full";
-  report.reason = state_->kv_reason;
+  report.policy = std::string(policy().name());
+  report.reason = state_->kv.reason;
   report.device_bytes = last.device_bytes;
   report.full_bytes = last.full_bytes;
   report.lists = last.lists;
   report.entries_kept = last.entries_kept;
+  report.entries_merged = last.entries_merged;
   report.entries_dropped = last.entries_dropped;
   if (last.entries_kept > 0) report.entries_by_format = {{"dense", last.entries_kept}};
   report.read_bytes_per_token = last.read_bytes_per_token;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/kv_chooser.h"
 #include "engine/request.h"
 #include "engine/response_stream.h"
 #include "engine/sample/sampler.h"
@@ -29,7 +30,7 @@ struct RequestState {
   Request request;
   std::shared_ptr<ResponseStream> stream;
   uint64_t seed = 0;         // of sample 0
-  std::string kv_reason;     // why the policy was chosen
+  KvChoice kv;
   int max_tokens = 0;        // of a sample's output; with the prompt never more than the context
   bool context_bound = false;  // max_tokens is what the context leaves, not what was asked
   bool started = false;
@@ -58,7 +59,9 @@ class EngineSequence {
   int num_known() const { return num_prompt() + num_output(); }
   int num_computed() const { return computed_; }  // positions in the cache
   int prompt_rows() const { return computed_ < num_prompt() ? num_prompt() - computed_ : 0; }
-  int decode_rows() const { return num_known() - std::max(computed_, num_prompt()); }
+  // Not beyond the next moment at which the policy acts.
+  int decode_rows() const;
+  const Policy& policy() const { return *state_->kv.policy; }
   int32_t token(int position) const;
 
   // ---- phases

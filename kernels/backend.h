@@ -1,4 +1,4 @@
-// Everything the server asks of a device, as about a dozen ops. One call per op per layer, so a virtual call costs
+// Everything the server asks of a device, as about fifteen ops. One call per op per layer, so a virtual call costs
 // nothing here. A backend is created once, lives as long as everything made from it, and is used by one thread at a
 // time (the step thread; the loader before it). Ops cannot fail: shapes are checked once when the model is loaded, and
 // a violated shape is our own bug (CHECK). Only creation, allocation and packing return a status.
@@ -57,6 +57,9 @@ class Backend {
   virtual void AppendKv(const AppendKvArgs& args, Stream& stream) = 0;
   virtual void Attend(const AttendArgs& args, Stream& stream) = 0;
   virtual void CopyEntries(const CopyEntriesArgs& args, Stream& stream) = 0;
+  virtual void MergeEntries(const MergeEntriesArgs& args, Stream& stream) = 0;
+  virtual void SumAttention(const SumAttentionArgs& args, Stream& stream) = 0;
+  virtual void SummariseKeys(const SummariseKeysArgs& args, Stream& stream) = 0;
   virtual void GatherRows(const GatherRowsArgs& args, Stream& stream) = 0;
 };
 

@@ -109,7 +109,8 @@ struct AttendArgs {
   Tensor entry_probability;  // [N, P, R] f32: the same per entry; entries out of sight get 0
 };
 
-// Copies single entries between pages of equal format, log-weights included (a source without them gives beta 0).
+// Copies single entries between pages of equal format, log-weights included (a source without them gives beta 0). In the
+// order given: a copy may read what an earlier one wrote, and may write where an earlier one has read.
 struct EntryCopy {
   PageRef from;  // `count` is the slot
   PageRef to;    // `count` is the slot
@@ -117,6 +118,52 @@ struct EntryCopy {
 struct CopyEntriesArgs {
   const EntryCopy* copies = nullptr;  // host memory, read before the call returns
   int64_t num_copies = 0;
+  int head_dim = 0;
+  void* arena = nullptr;
+};
+
+// What policies want to know of attention: how much probability each entry gets from some rows of one sequence.
+//   columns[h][e] += sum over rows of softmax(scale * q . k + beta)_e, over the entries that the row sees, sink included
+// Rows are added in their order, each as if it were alone, so that chunks of a prompt add up to the same bits. Two passes
+// over a row's scores: the maximum and the sum are only known when the row is complete. Costs one more product of query and
+// key for the rows asked, nothing otherwise.
+struct SumAttentionArgs {
+  Tensor q;              // [T, H, D] f32, after RoPE; row_stride may skip rows
+  Tensor pages;          // [N] PageRef, the lists' pages concatenated in order of kv heads
+  Tensor list_begin;     // [G + 1] i32 into pages
+  Tensor visible_begin;  // [T, G] i32
+  Tensor visible_end;    // [T, G] i32
+  const void* arena = nullptr;
+  float scale = 1;
+  Tensor sinks;                      // [H] f32, optional
+  float* const* columns = nullptr;   // [H] arrays of as many floats as the list of the head's group has entries
+};
+
+// What the keys of one list look like, rotated as they are stored.
+struct SummariseKeysArgs {
+  const PageRef* pages = nullptr;  // [num_pages], host memory, read before the call returns
+  int num_pages = 0;
+  int head_dim = 0;
+  const void* arena = nullptr;
+  float* norms = nullptr;      // [entries] Euclidean norm
+  float* alignment = nullptr;  // [entries] cosine with the mean of all keys at length 1; optional
+};
+
+// Writes the weighted mean of some entries, keys and values alike, as one entry with a log-weight.
+struct MergeSource {
+  PageRef entry;  // `count` is the slot
+  float weight = 0;
+};
+struct EntryMerge {
+  int32_t first = 0;  // into sources
+  int32_t count = 0;
+  float log_weight = 0;
+  PageRef to;  // `count` is the slot; of a class with log-weights
+};
+struct MergeEntriesArgs {
+  const MergeSource* sources = nullptr;  // host memory, read before the call returns
+  const EntryMerge* merges = nullptr;
+  int64_t num_merges = 0;
   int head_dim = 0;
   void* arena = nullptr;
 };

@@ -8,6 +8,7 @@
 namespace loupe {
 
 int PositionPlane::LowerBound(int32_t position) const {
+  LOUPE_CHECK(ascending_) << "a search among entries that are out of order";
   if (!chosen_.empty() && chosen_.back() >= position) {
     return static_cast<int>(std::lower_bound(chosen_.begin(), chosen_.end(), position) - chosen_.begin());
   }
@@ -29,6 +30,7 @@ void PositionPlane::Assign(std::vector<int32_t> positions, int32_t length) {
   }
   run_count_ = static_cast<int32_t>(positions.size() - first_of_run);
   run_begin_ = length - run_count_;
+  ascending_ = std::is_sorted(positions.begin(), positions.end());
   positions.resize(first_of_run);
   chosen_ = std::move(positions);
 }

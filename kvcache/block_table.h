@@ -3,7 +3,7 @@
 // step thread.
 //
 // Invariant, CHECKed by Audit: all pages of a list but the last hold 64 entries, so entry e lies in page e / 64, slot
-// e % 64. The last page may be small (16 entries). Positions ascend.
+// e % 64. The last page may be small (16 entries). Positions ascend until a policy overwrites a slot.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,11 @@ class PositionPlane {
   int LowerBound(int32_t position) const;
   // `count` new entries at positions `first`, `first` + 1, ...; `first` is the sequence's length.
   void Append(int32_t first, int count);
-  // Replaces everything by ascending positions below `length`, the sequence's length.
+  // Replaces everything by positions below `length`, the sequence's length.
   void Assign(std::vector<int32_t> positions, int32_t length);
   void DropFront(int count);
+  // False once entries stand in another order than their positions.
+  bool ascending() const { return ascending_; }
 
   // The stored part and the run after it.
   std::span<const int32_t> chosen() const { return chosen_; }
@@ -41,6 +43,7 @@ class PositionPlane {
   std::vector<int32_t> chosen_;
   int32_t run_begin_ = 0;
   int32_t run_count_ = 0;
+  bool ascending_ = true;
 };
 
 struct KvList {
@@ -50,10 +53,10 @@ struct KvList {
   int entries() const { return positions.size(); }
 };
 
-// The last query rows of the prompt, for policies that ask: a ring per layer, filled in Attend over prefill chunks.
+// The last query rows, for policies that ask: a ring per layer, filled in Attend over prefill chunks and, if the window
+// goes on, by generated tokens.
 struct QueryWindow {
   int rows = 0;               // w; 0 if the policy does not ask
-  int num_prompt = 0;         // prompt rows committed so far
   std::vector<float> values;  // [layers, w, H, D]; the row of position p lies at p % w
 };
 
@@ -62,7 +65,14 @@ struct Sequence {
   const Policy* policy = nullptr;
   int num_tokens = 0;
   std::vector<KvList> lists;  // [layers, G]
+  Signals signals;      // what the policy asks for; nothing if it keeps everything
+  int num_prompt = 0;   // prompt rows committed so far
   QueryWindow window;
+  // Column sums, one array a list and head of its group, one number an entry; and as they will be after the step under way.
+  std::vector<std::vector<float>> columns;       // [lists * R] if asked for
+  std::vector<std::vector<float>> next_columns;
+  std::vector<std::vector<float>> output_norms;  // [layers][prompt rows, H] if asked for
+  std::vector<float> surprisal;                  // [prompt rows] if asked for and supplied
   bool in_flight = false;        // a reserved batch holds it
   bool may_share = false;        // was forked once: reference counts must be looked at before a write
   bool prefill_pending = false;  // AfterPrefill is due, or found no room and is asked again
@@ -71,6 +81,7 @@ struct Sequence {
   int64_t prompt_device_bytes = 0;  // when AfterPrefill had run
   int prompt_tokens = 0;            // at that moment
   int64_t entries_dropped = 0;      // by the policy
+  int64_t entries_merged = 0;       // into others
 };
 
 }  // namespace loupe

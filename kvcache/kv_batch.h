@@ -71,7 +71,7 @@ struct KvBatch::State {
   int prompt_rows = 0;
   bool wants_mass = false;
   bool wants_probability = false;
-  bool wants_queries = false;
+  bool wants_rows = false;  // query rows, columns or output norms are read in Attend
   bool in_flight = false;
 
   GrowingBuffer row_buffer;   // everything that is sized by rows and lists

@@ -89,7 +89,10 @@ absl::StatusOr<SeqId> KvCache::Impl::Open(const Policy& policy) {
   sequence->id = next_id++;
   sequence->policy = &policy;
   sequence->lists.resize(static_cast<size_t>(num_lists()));
-  sequence->window.rows = policy.keeps_everything() ? 0 : policy.signals().window_query_rows;
+  if (!policy.keeps_everything()) sequence->signals = policy.signals();
+  if (sequence->signals.column_stride > 0) sequence->columns.resize(static_cast<size_t>(num_lists() * heads_per_group()));
+  if (sequence->signals.output_norms) sequence->output_norms.resize(static_cast<size_t>(shape.num_layers));
+  sequence->window.rows = sequence->signals.window_query_rows;
   sequence->window.values.resize(static_cast<size_t>(sequence->window.rows) * static_cast<size_t>(shape.num_layers) *
                                  static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim));
   const SeqId id{sequence->id};
@@ -179,6 +182,25 @@ int64_t KvCache::BytesForTokens(int num_tokens) const {
 }
 PageFormat KvCache::dense_format() const { return impl_->landing_class.format; }
 int64_t KvCache::dense_entry_bytes() const { return impl_->dense_entry_bytes(); }
+int64_t KvCache::device_bytes(SeqId seq) const { return impl_->Get(seq).device_bytes; }
+PolicyContext KvCache::policy_context(int num_prompt) const {
+  PolicyContext context;
+  context.num_layers = impl_->shape.num_layers;
+  context.num_kv_heads = impl_->shape.num_kv_heads;
+  context.heads_per_group = impl_->heads_per_group();
+  context.entry_bytes = impl_->dense_entry_bytes();
+  PageClass page = impl_->landing_class;
+  context.page_bytes = impl_->pool.PageBytes(page);
+  page.small = true;
+  context.small_page_bytes = impl_->pool.PageBytes(page);
+  context.num_prompt = num_prompt;
+  return context;
+}
+void KvCache::AddSurprisal(SeqId seq, std::span<const float> surprisal) {
+  std::vector<float>& all = impl_->Get(seq).surprisal;
+  all.insert(all.end(), surprisal.begin(), surprisal.end());
+}
+bool KvCache::WantsSurprisal(SeqId seq) const { return impl_->Get(seq).signals.surprisal; }
 int64_t KvCache::bytes_free() const { return impl_->pool.BytesFree(impl_->landing_class); }
 
 std::vector<int32_t> KvCache::ListPositions(SeqId seq, int layer, int kv_head) const {

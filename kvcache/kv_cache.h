@@ -17,6 +17,7 @@
 #include "kernels/backend.h"
 #include "kvcache/kv_config.h"
 #include "kvcache/policies/policy.h"
+#include "kvcache/policies/registry.h"
 
 namespace loupe {
 
@@ -75,6 +76,7 @@ struct KvSequenceReport {
   int64_t lists = 0;
   int64_t entries_kept = 0;      // sums over lists
   int64_t entries_dropped = 0;
+  int64_t entries_merged = 0;
   int64_t read_bytes_per_token = 0;  // KV bytes that attention reads for the next token
   int64_t table_bytes = 0;           // page references as kernels see them, beside device_bytes
   int prompt_tokens = 0;             // at the end of prefill, when the policy had acted; 0 before
@@ -111,12 +113,19 @@ class KvCache {
   void Abandon(KvBatch& batch);
 
   // One transaction over any lists of a sequence: reserve new pages, copy, swap, release the old. All or nothing.
+  // The pages of a list that nobody shares are compacted in place, which needs no room.
   absl::Status Repack(SeqId seq, std::span<const ListAction> actions, Stream& stream);
+  // Surprisal of prompt tokens in nats, for policies that ask; in the order of the prompt, before the step that ends it.
+  void AddSurprisal(SeqId seq, std::span<const float> surprisal);
+  bool WantsSurprisal(SeqId seq) const;
 
   // Upper bound of the bytes that `num_tokens` more tokens of a full sequence take, slack included: for admission. If
   // bytes_free() is at least this much, one step that appends them to a new sequence is not refused.
   int64_t BytesForTokens(int num_tokens) const;
   int64_t bytes_free() const;
+  int64_t device_bytes(SeqId seq) const;
+  // What a policy for a prompt of so many tokens has to know.
+  PolicyContext policy_context(int num_prompt) const;
   // How dense entries are coded here, and the bytes of one (key and value).
   PageFormat dense_format() const;
   int64_t dense_entry_bytes() const;

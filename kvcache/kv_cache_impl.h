@@ -1,5 +1,6 @@
 // The inside of KvCache, shared by the files that implement it: kv_cache.cpp (sequences), kv_reserve.cpp (building a
-// step), kv_step.cpp (ops, commit), kv_repack.cpp (policies and the repack operator), kv_report.cpp (numbers, audit).
+// step), kv_step.cpp (ops, commit), kv_policy.cpp (policies act), kv_signals.cpp (what they are shown), kv_repack.cpp (the
+// repack operator), kv_report.cpp (numbers, audit).
 // Internal to kvcache/. Step thread only.
 #pragma once
 
@@ -17,6 +18,7 @@
 namespace loupe {
 
 struct KvCache::Impl {
+  struct RepackedList;
   Impl(const KvConfig& config, const KvShape& shape, Backend& backend, std::unique_ptr<SlabArena> arena);
 
   // kv_cache.cpp
@@ -40,18 +42,33 @@ struct KvCache::Impl {
   // kv_step.cpp
   void Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream);
   void Attend(KvBatch::State* state, int layer, const Tensor& q, const Tensor& out, Stream& stream);
-  void CaptureQueries(const KvBatch::State& state, int layer, const Tensor& q);
   void Commit(KvBatch::State* state, Stream& stream);
   void ApplyDelta(const KvBatch::State& state, const ListDelta& delta);
   void Abandon(KvBatch::State* state);
   void FreeExpired(Sequence& sequence);
 
-  // kv_repack.cpp
+  // kv_signals.cpp
+  void ReadRows(const KvBatch::State& state, int item, int layer, const AttendArgs& args, Stream& stream);
+  void CaptureQueries(Sequence& sequence, int layer, const float* q, int64_t stride, int first_position, int rows) const;
+  void SumColumns(const KvBatch::State& state, int item, int layer, const AttendArgs& args, Stream& stream);
+  void CommitSignals(Sequence& sequence, const StepItem& item);
+  void AddProbabilities(const KvBatch::State& state, int item);
+  void SumWindow(const Sequence& sequence, int layer, int rows, Stream& stream);
+  void SummariseKeys(const Sequence& sequence, Stream& stream);
+
+  // kv_policy.cpp
   void RunPolicy(const KvBatch::State& state, int item, Stream& stream);
-  void BuildViews(const KvBatch::State& state, int item, bool after_prefill);
+  SequenceView BuildViews(const KvBatch::State& state, int item, bool after_prefill, Stream& stream);
+  void ViewPositions(const KvList& list, size_t index, ListView* view);
+  void ViewMasses(const KvBatch::State& state, int item, size_t index, ListView* view);
+  void ViewQueries(const Sequence& sequence, size_t index, int rows, ListView* view);
+
+  // kv_repack.cpp
   absl::Status Repack(Sequence& sequence, std::span<const ListAction> actions, Stream& stream);
-  absl::Status ValidateActions(const Sequence& sequence, std::span<const ListAction> actions);
   bool PlanRepack(const Sequence& sequence, std::span<const ListAction> actions, Reservation* reservation, bool small_tails);
+  void PlanPages(const ListAction& action, const KvList& list, int same, bool in_place, bool small_tails, Reservation* reservation,
+                 RepackedList* plan);
+  void SwapList(Sequence& sequence, RepackedList* plan);
 
   // kv_report.cpp
   KvSequenceReport Report(const Sequence& sequence) const;
@@ -71,9 +88,11 @@ struct KvCache::Impl {
   // What a planned repack does to one list.
   struct RepackedList {
     int list = 0;
-    int num_reused = 0;              // leading pages that stay as they are
-    std::vector<PageRef> new_pages;  // counts included
+    int num_held = 0;                // leading pages that stay the list's: untouched, or compacted in place
+    std::vector<int32_t> sources;    // where each entry comes from, for what is kept beside pages; -1: a mean
+    std::vector<PageRef> pages;      // all pages, counts included; those from num_held on are new
     std::vector<int32_t> positions;
+    int64_t merged = 0;              // entries that went into means
   };
 
   KvConfig config;
@@ -95,11 +114,16 @@ struct KvCache::Impl {
   // Scratch of policies and repacks, reused.
   std::vector<ListView> views;
   std::vector<ListAction> actions;
+  std::vector<std::vector<float>> window_mass;  // [lists * R]
+  std::vector<std::vector<float>> key_norms, key_alignment;  // [lists]
+  std::vector<float> flat_norms;
   std::vector<int32_t> counting;                 // 0, 1, 2, ...: the positions of all lists that nobody has thinned
   std::vector<std::vector<int32_t>> flattened;   // [lists] positions of lists that a policy has thinned
   std::vector<float> gathered_queries;
   std::vector<RepackedList> repacked;
   std::vector<EntryCopy> copies;
+  std::vector<EntryMerge> merges;
+  std::vector<MergeSource> merge_sources;
 };
 
 }  // namespace loupe

@@ -1,170 +1,221 @@
-// Policies act, and the one operator that carries out what they say. A repack is a transaction: validate, reserve, copy,
-// swap, release. Until the swap nothing has changed; the released pages retire, so work given to the stream before may
-// still read them.
+// The one operator that carries out what policies say. A repack is a transaction: validate, reserve, copy, swap, release.
+// Until the swap nothing has changed; the released pages retire, so work given to the stream before may still read them.
+// Pages that no other sequence shares are compacted where they are, after what the stream has still to read from them.
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "kernels/check.h"
 #include "kvcache/kv_cache_impl.h"
 
 namespace loupe {
+namespace {
 
-void KvCache::Impl::RunPolicy(const KvBatch::State& state, int item_index, Stream& stream) {
-  const StepItem& item = state.items[static_cast<size_t>(item_index)];
-  Sequence& sequence = *item.sequence;
-  sequence.prefill_pending |= item.ends_prefill;
-  const bool after_prefill = sequence.prefill_pending;
-  if (!after_prefill && item.num_decode == 0) return;
-  if (!sequence.policy->keeps_everything()) {
-    BuildViews(state, item_index, after_prefill);
-    actions.clear();
-    if (after_prefill) {
-      sequence.policy->AfterPrefill(views, &actions);
-    } else {
-      sequence.policy->AfterDecode(views, &actions);
-    }
-    const absl::Status status = Repack(sequence, actions, stream);
-    if (absl::IsResourceExhausted(status)) return;
-    LOUPE_CHECK(status.ok()) << "policy " << sequence.policy->name() << ": " << status.ToString();
-  }
-  if (!after_prefill) return;
-  sequence.prefill_pending = false;
-  sequence.prompt_tokens = sequence.window.num_prompt;
-  sequence.prompt_device_bytes = sequence.device_bytes;
+absl::Status RefuseList(const ListAction& action, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrFormat("list (layer %d, kv head %d) %s", action.layer, action.kv_head, why));
 }
 
-void KvCache::Impl::BuildViews(const KvBatch::State& state, int item_index, bool after_prefill) {
-  const StepItem& item = state.items[static_cast<size_t>(item_index)];
-  const Sequence& sequence = *item.sequence;
-  const size_t groups = static_cast<size_t>(shape.num_kv_heads), heads = static_cast<size_t>(heads_per_group());
-  const size_t head_values = heads * static_cast<size_t>(shape.head_dim);
-  const QueryWindow& window = sequence.window;
-  const int query_rows = after_prefill ? std::min(window.rows, window.num_prompt) : 0;
-  const size_t query_values = static_cast<size_t>(query_rows) * head_values;
-  gathered_queries.resize(query_values * static_cast<size_t>(num_lists()));
-  flattened.resize(static_cast<size_t>(num_lists()));
-  views.assign(static_cast<size_t>(num_lists()), ListView{});
-  while (static_cast<int>(counting.size()) < sequence.num_tokens) counting.push_back(static_cast<int32_t>(counting.size()));
-
-  const Signals signals = sequence.policy->signals();
-  const bool has_masses = !after_prefill && item.num_decode == 1;
-  for (size_t i = 0; i < views.size(); ++i) {
-    ListView& view = views[i];
-    const KvList& list = sequence.lists[i];
-    const PositionPlane& positions = list.positions;
-    const size_t layer = i / groups, g = i % groups;
-    view.layer = static_cast<int>(layer);
-    view.kv_head = static_cast<int>(g);
-    const std::span<const int32_t> run(counting.data() + (positions.run_count() > 0 ? positions.run_begin() : 0),
-                                       static_cast<size_t>(positions.run_count()));
-    if (positions.chosen().empty()) {
-      view.positions = run;
-    } else {
-      flattened[i].assign(positions.chosen().begin(), positions.chosen().end());
-      flattened[i].insert(flattened[i].end(), run.begin(), run.end());
-      view.positions = flattened[i];
+absl::Status CheckAscending(const ListAction& action, const std::vector<int32_t>& indexes, const char* verb, int entries) {
+  int32_t previous = -1;
+  for (const int32_t entry : indexes) {
+    if (entry <= previous || entry >= entries) {
+      return RefuseList(action, absl::StrFormat("%s entry %d after %d; entries ascend and lie in [0, %d)", verb, entry, previous, entries));
     }
-    for (int r = 0; r < query_rows; ++r) {
-      const size_t slot = static_cast<size_t>((window.num_prompt - query_rows + r) % window.rows);
-      const float* from = window.values.data() + (layer * static_cast<size_t>(window.rows) + slot) * groups * head_values + g * head_values;
-      std::copy_n(from, head_values, gathered_queries.data() + i * query_values + static_cast<size_t>(r) * head_values);
-    }
-    view.window_queries = {gathered_queries.data() + i * query_values, query_values};
-    if (!has_masses) continue;
-    const size_t lists_of_layer = state.items.size() * groups;
-    const int32_t* list_begin = state.list_begin + layer * (lists_of_layer + 1) + static_cast<size_t>(item_index) * groups + g;
-    const size_t first_page = static_cast<size_t>(state.page_begin[layer] + *list_begin);
-    if (signals.page_mass) {
-      view.page_mass = {state.mass_buffer.as<float>() + first_page * heads, list.pages.size() * heads};
-    }
-    if (signals.entry_probability) {
-      view.entry_probability = {state.probability_buffer.as<float>() + first_page * kPageEntries * heads,
-                                static_cast<size_t>(list.entries()) * heads};
-    }
-  }
-}
-
-absl::Status KvCache::Impl::ValidateActions(const Sequence& sequence, std::span<const ListAction> list_actions) {
-  std::vector<uint8_t> seen(static_cast<size_t>(num_lists()), 0);
-  for (const ListAction& action : list_actions) {
-    if (action.layer < 0 || action.layer >= shape.num_layers || action.kv_head < 0 || action.kv_head >= shape.num_kv_heads) {
-      return absl::InvalidArgumentError(absl::StrFormat("list (layer %d, kv head %d) is outside %d layers and %d kv heads",
-                                                        action.layer, action.kv_head, shape.num_layers, shape.num_kv_heads));
-    }
-    const size_t list = static_cast<size_t>(action.layer * shape.num_kv_heads + action.kv_head);
-    if (seen[list]) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("list (layer %d, kv head %d) has two actions; give it one", action.layer, action.kv_head));
-    }
-    seen[list] = 1;
-    const int entries = sequence.lists[list].entries();
-    int32_t previous = -1;
-    for (int32_t entry : action.keep) {
-      if (entry <= previous || entry >= entries) {
-        return absl::InvalidArgumentError(
-            absl::StrFormat("list (layer %d, kv head %d) keeps entry %d after %d; entries ascend and lie in [0, %d)", action.layer,
-                            action.kv_head, entry, previous, entries));
-      }
-      previous = entry;
-    }
+    previous = entry;
   }
   return absl::OkStatus();
 }
 
-// Fills `repacked` and `copies`. False if a page is missing.
+absl::Status CheckMerge(const ListAction& action, const MergedEntry& merged, int entries, int num_tokens) {
+  if (merged.sources.empty() || merged.weights.size() != merged.sources.size()) {
+    return RefuseList(action, absl::StrFormat("merges %d entries with %d weights; give one weight an entry, at least one",
+                                              merged.sources.size(), merged.weights.size()));
+  }
+  for (const int32_t source : merged.sources) {
+    if (source < 0 || source >= entries) return RefuseList(action, absl::StrFormat("merges entry %d of [0, %d)", source, entries));
+  }
+  if (merged.position >= 0 && merged.position < num_tokens) return absl::OkStatus();
+  return RefuseList(action, absl::StrFormat("puts a mean at position %d of [0, %d)", merged.position, num_tokens));
+}
+
+absl::Status CheckAction(const ListAction& action, int entries, int num_tokens) {
+  if (action.overwrite && (!action.keep.empty() || !action.merge.empty())) {
+    return RefuseList(action, "overwrites and keeps; give it one of the two");
+  }
+  if (absl::Status s = CheckAscending(action, action.overwrite ? action.drop : action.keep, action.overwrite ? "drops" : "keeps", entries);
+      !s.ok()) {
+    return s;
+  }
+  for (const MergedEntry& merged : action.merge) {
+    if (absl::Status s = CheckMerge(action, merged, entries, num_tokens); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckActions(const KvShape& shape, const Sequence& sequence, std::span<const ListAction> actions) {
+  std::vector<uint8_t> seen(sequence.lists.size(), 0);
+  for (const ListAction& action : actions) {
+    if (action.layer < 0 || action.layer >= shape.num_layers || action.kv_head < 0 || action.kv_head >= shape.num_kv_heads) {
+      return RefuseList(action, absl::StrFormat("is outside %d layers and %d kv heads", shape.num_layers, shape.num_kv_heads));
+    }
+    const size_t list = static_cast<size_t>(action.layer * shape.num_kv_heads + action.kv_head);
+    if (seen[list]) return RefuseList(action, "has two actions; give it one");
+    seen[list] = 1;
+    if (absl::Status s = CheckAction(action, sequence.lists[list].entries(), sequence.num_tokens); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+// What a list will hold, in order: an entry of its own (its index) or a mean (-1 - its index).
+std::vector<int32_t> Records(const ListAction& action, const KvList& list) {
+  const int entries = list.entries();
+  if (!action.overwrite) {
+    std::vector<int32_t> records = action.keep;
+    for (size_t m = 0; m < action.merge.size(); ++m) records.push_back(-1 - static_cast<int32_t>(m));
+    const auto position = [&](int32_t r) { return r >= 0 ? list.positions[r] : action.merge[static_cast<size_t>(-1 - r)].position; };
+    if (!action.merge.empty()) {
+      std::stable_sort(records.begin(), records.end(), [&](int32_t a, int32_t b) { return position(a) < position(b); });
+    }
+    return records;
+  }
+  std::vector<int32_t> records;
+  size_t next = 0;
+  for (int32_t e = 0; e < entries; ++e) {
+    if (next < action.drop.size() && action.drop[next] == e) {
+      ++next;
+    } else {
+      records.push_back(e);
+    }
+  }
+  return records;
+}
+
+// The same entries with the last ones in the slots of those that go.
+void FillHoles(const std::vector<int32_t>& drop, std::vector<int32_t>* records) {
+  const int32_t left = static_cast<int32_t>(records->size());
+  std::vector<int32_t> last(records->end() - std::count_if(records->begin(), records->end(), [&](int32_t e) { return e >= left; }),
+                            records->end());
+  std::iota(records->begin(), records->end(), 0);
+  size_t next = 0;
+  for (const int32_t hole : drop) {
+    if (hole < left) (*records)[static_cast<size_t>(hole)] = last[next++];
+  }
+}
+
+}  // namespace
+
+// Fills `repacked`, `copies` and `merges`. False if a page is missing.
 bool KvCache::Impl::PlanRepack(const Sequence& sequence, std::span<const ListAction> list_actions, Reservation* reservation,
                                bool small_tails) {
   repacked.clear();
   copies.clear();
+  merges.clear();
+  merge_sources.clear();
   reservation->GiveBack();
   for (const ListAction& action : list_actions) {
     const int list_index = action.layer * shape.num_kv_heads + action.kv_head;
     const KvList& list = sequence.lists[static_cast<size_t>(list_index)];
-    const std::vector<int32_t>& keep = action.keep;
-    const int total = static_cast<int>(keep.size());
-    if (total == list.entries()) continue;  // ascending and complete: nothing to do
     RepackedList plan;
     plan.list = list_index;
-    // Leading pages that are kept whole stay where they are. Entries ascend, so the last one of a page says it all.
-    const auto stays = [&](int page) {
-      const int last = (page + 1) * kPageEntries - 1;
-      return last < total && keep[static_cast<size_t>(last)] == last;
+    plan.sources = Records(action, list);
+    const int total = static_cast<int>(plan.sources.size());
+    if (total == list.entries() && action.merge.empty()) continue;  // complete: nothing to do
+    int same = 0;  // leading entries that stay where they are
+    const auto settle = [&] {
+      while (same < total && plan.sources[static_cast<size_t>(same)] == same) ++same;
     };
-    while (stays(plan.num_reused)) ++plan.num_reused;
-    PageClass c = landing_class;
-    for (size_t page = static_cast<size_t>(plan.num_reused); page < list.pages.size(); ++page) {
-      const PageClass old = list.pages[page].page_class();
-      LOUPE_CHECK(old.format == c.format) << "a repack copies entries of one format only";
-      c.log_weights |= old.log_weights;
-    }
-    for (int entry = plan.num_reused * kPageEntries; entry < total; ++entry) {
-      const int slot = entry % kPageEntries;
-      if (slot == 0) {
-        const int count = std::min(total - entry, kPageEntries);
-        c.small = small_tails && count <= kSmallPageEntries;
-        plan.new_pages.push_back(MakePageRef(reservation->Take(c).value_or(0), count, c));
+    settle();
+    // Leading pages that are kept whole are not touched and may stay shared; those after them are written.
+    const auto is_own = [&](int first) {
+      for (size_t page = static_cast<size_t>(first); page < list.pages.size(); ++page) {
+        if (sequence.may_share && pool.references(list.pages[page].unit) > 1) return false;
+        if (list.pages[page].log_weights != list.pages[0].log_weights) return false;
       }
-      const int from = keep[static_cast<size_t>(entry)];
-      EntryCopy copy{list.pages[static_cast<size_t>(from / kPageEntries)], plan.new_pages.back()};
-      copy.from.count = static_cast<uint16_t>(from % kPageEntries);
-      copy.to.count = static_cast<uint16_t>(slot);
-      copies.push_back(copy);
+      return action.merge.empty();
+    };
+    bool in_place = is_own(same / kPageEntries);
+    if (action.overwrite && in_place && window(action.layer) == 0) {
+      FillHoles(action.drop, &plan.sources);
+      same = 0;
+      settle();
     }
-    plan.positions.reserve(keep.size());
-    for (int32_t entry : keep) plan.positions.push_back(list.positions[entry]);
+    PlanPages(action, list, same, in_place, small_tails, reservation, &plan);
     repacked.push_back(std::move(plan));
   }
   return !reservation->failed();
 }
 
+// Where each record of a list goes: into the list's own pages if it may, else into new ones.
+void KvCache::Impl::PlanPages(const ListAction& action, const KvList& list, int same, bool in_place, bool small_tails,
+                              Reservation* reservation, RepackedList* plan) {
+  const int total = static_cast<int>(plan->sources.size());
+  PageClass c = landing_class;
+  for (const PageRef& page : list.pages) {
+    LOUPE_CHECK(page.page_class().format == c.format) << "a repack copies entries of one format only";
+    c.log_weights |= page.page_class().log_weights;
+  }
+  c.log_weights |= !action.merge.empty();
+  plan->num_held = same / kPageEntries;
+  if (in_place) {
+    plan->num_held = (total + kPageEntries - 1) / kPageEntries;
+    const int tail = total % kPageEntries;
+    // A tail that fits a small page moves into one, unless its page has to take the next token anyway.
+    const bool fits_small = tail > 0 && tail <= kSmallPageEntries && small_tails && !action.overwrite;
+    if (fits_small && !list.pages[static_cast<size_t>(plan->num_held - 1)].small) {
+      --plan->num_held;
+    }
+  }
+  plan->pages.assign(list.pages.begin(), list.pages.begin() + plan->num_held);
+  for (int page = 0; page < plan->num_held; ++page) {
+    plan->pages[static_cast<size_t>(page)].count = static_cast<uint16_t>(std::min(total - page * kPageEntries, kPageEntries));
+  }
+  for (int entry = std::min(same, plan->num_held * kPageEntries); entry < total; ++entry) {
+    const int slot = entry % kPageEntries;
+    if (slot == 0 && entry / kPageEntries >= plan->num_held) {
+      const int count = std::min(total - entry, kPageEntries);
+      c.small = small_tails && count <= kSmallPageEntries;
+      plan->pages.push_back(MakePageRef(reservation->Take(c).value_or(0), count, c));
+    }
+    PageRef to = plan->pages[static_cast<size_t>(entry / kPageEntries)];
+    to.count = static_cast<uint16_t>(slot);
+    const int32_t source = plan->sources[static_cast<size_t>(entry)];
+    if (source == entry && entry / kPageEntries < plan->num_held) continue;
+    const auto entry_at = [&](int32_t index) {
+      PageRef from = list.pages[static_cast<size_t>(index / kPageEntries)];
+      from.count = static_cast<uint16_t>(index % kPageEntries);
+      return from;
+    };
+    if (source >= 0) {
+      copies.push_back({entry_at(source), to});
+      continue;
+    }
+    const MergedEntry& merged = action.merge[static_cast<size_t>(-1 - source)];
+    merges.push_back({static_cast<int32_t>(merge_sources.size()), static_cast<int32_t>(merged.sources.size()), merged.log_weight, to});
+    for (size_t s = 0; s < merged.sources.size(); ++s) merge_sources.push_back({entry_at(merged.sources[s]), merged.weights[s]});
+    plan->merged += static_cast<int64_t>(merged.sources.size());
+  }
+  for (int32_t& source : plan->sources) {
+    plan->positions.push_back(source >= 0 ? list.positions[source] : action.merge[static_cast<size_t>(-1 - source)].position);
+    source = std::max(source, -1);
+  }
+}
+
 absl::Status KvCache::Impl::Repack(Sequence& sequence, std::span<const ListAction> list_actions, Stream& stream) {
-  if (const absl::Status status = ValidateActions(sequence, list_actions); !status.ok()) return status;
+  if (const absl::Status status = CheckActions(shape, sequence, list_actions); !status.ok()) return status;
   Reservation reservation(&pool);
   if (!PlanRepack(sequence, list_actions, &reservation, true) && !PlanRepack(sequence, list_actions, &reservation, false)) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("repacking %d lists of sequence %d needs %d bytes of new pages; %d are free", list_actions.size(),
                         sequence.id, reservation.bytes_asked(), pool.BytesFree(landing_class) + reservation.bytes_taken()));
   }
+  // Means first: they read entries, and copies may write over those.
+  MergeEntriesArgs merge;
+  merge.sources = merge_sources.data();
+  merge.merges = merges.data();
+  merge.num_merges = static_cast<int64_t>(merges.size());
+  merge.head_dim = shape.head_dim;
+  merge.arena = arena->data();
+  if (merge.num_merges > 0) backend.MergeEntries(merge, stream);
   CopyEntriesArgs args;
   args.copies = copies.data();
   args.num_copies = static_cast<int64_t>(copies.size());
@@ -174,21 +225,33 @@ absl::Status KvCache::Impl::Repack(Sequence& sequence, std::span<const ListActio
 
   sequence.device_bytes += reservation.bytes_taken();
   sequence.peak_device_bytes = std::max(sequence.peak_device_bytes, sequence.device_bytes);
-  for (RepackedList& plan : repacked) {
-    KvList& list = sequence.lists[static_cast<size_t>(plan.list)];
-    const int64_t dropped = list.entries() - static_cast<int64_t>(plan.positions.size());
-    sequence.entries_dropped += dropped;
-    entries_dropped += dropped;
-    for (size_t page = static_cast<size_t>(plan.num_reused); page < list.pages.size(); ++page) ReleasePage(sequence, list.pages[page]);
-    list.pages.resize(static_cast<size_t>(plan.num_reused));
-    for (const PageRef& ref : plan.new_pages) {
-      list.pages.push_back(ref);
-      resident_entries += ref.count;
-    }
-    list.positions.Assign(std::move(plan.positions), sequence.num_tokens);
-  }
+  for (RepackedList& plan : repacked) SwapList(sequence, &plan);
   reservation.Keep();
   return absl::OkStatus();
+}
+
+void KvCache::Impl::SwapList(Sequence& sequence, RepackedList* plan) {
+  KvList& list = sequence.lists[static_cast<size_t>(plan->list)];
+  const int64_t kept = std::count_if(plan->sources.begin(), plan->sources.end(), [](int32_t s) { return s >= 0; });
+  const int64_t dropped = list.entries() - kept - plan->merged;
+  sequence.entries_dropped += dropped;
+  sequence.entries_merged += plan->merged;
+  entries_dropped += dropped;
+  for (size_t page = static_cast<size_t>(plan->num_held); page < list.pages.size(); ++page) ReleasePage(sequence, list.pages[page]);
+  for (size_t page = 0; page < plan->pages.size(); ++page) {
+    const bool held = page < static_cast<size_t>(plan->num_held);
+    resident_entries += plan->pages[page].count - (held ? list.pages[page].count : 0);
+  }
+  list.pages = std::move(plan->pages);
+  list.positions.Assign(std::move(plan->positions), sequence.num_tokens);
+  if (sequence.columns.empty()) return;
+  const size_t heads = static_cast<size_t>(heads_per_group());
+  std::vector<float> moved(plan->sources.size());
+  for (size_t r = 0; r < heads; ++r) {
+    std::vector<float>& sums = sequence.columns[static_cast<size_t>(plan->list) * heads + r];
+    for (size_t e = 0; e < moved.size(); ++e) moved[e] = plan->sources[e] >= 0 ? sums[static_cast<size_t>(plan->sources[e])] : 0.f;
+    sums = moved;
+  }
 }
 
 }  // namespace loupe

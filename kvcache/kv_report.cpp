@@ -16,6 +16,7 @@ KvSequenceReport KvCache::Impl::Report(const Sequence& sequence) const {
   report.lists = num_lists();
   report.full_bytes = int64_t{sequence.num_tokens} * num_lists() * dense_entry_bytes();
   report.entries_dropped = sequence.entries_dropped;
+  report.entries_merged = sequence.entries_merged;
   report.prompt_tokens = sequence.prompt_tokens;
   report.prompt_device_bytes = sequence.prompt_device_bytes;
   report.prompt_full_bytes = int64_t{sequence.prompt_tokens} * num_lists() * dense_entry_bytes();
@@ -67,7 +68,8 @@ void KvCache::Impl::AuditList(const Sequence& sequence, int list_index,
   }
   LOUPE_CHECK_EQ(entries, list.entries()) << "entries of list " << list_index << " of sequence " << sequence.id;
   for (int e = 0; e < list.entries(); ++e) {
-    LOUPE_CHECK(list.positions[e] < sequence.num_tokens && (e == 0 || list.positions[e - 1] < list.positions[e]))
+    const bool in_order = e == 0 || !list.positions.ascending() || list.positions[e - 1] < list.positions[e];
+    LOUPE_CHECK(list.positions[e] < sequence.num_tokens && in_order)
         << "position " << list.positions[e] << " of entry " << e << " in list " << list_index;
   }
 }

@@ -31,7 +31,7 @@ void KvBatch::State::Clear() {
   extra_pages.clear();
   extra_counts.clear();
   num_rows = prompt_rows = 0;
-  wants_mass = wants_probability = wants_queries = in_flight = false;
+  wants_mass = wants_probability = wants_rows = in_flight = false;
 }
 
 absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBatch* batch) {
@@ -74,7 +74,7 @@ absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, K
       return absl::InvalidArgumentError(absl::StrFormat("a step item has %d prompt and %d decode rows; give it one at least",
                                                         item.num_prompt_rows, item.num_decode_rows));
     }
-    const Signals signals = sequence.policy->signals();
+    const Signals& signals = sequence.signals;
     const bool wants_rows = signals.page_mass || signals.entry_probability;
     if (wants_rows && item.num_decode_rows > 1) {
       return absl::InvalidArgumentError(absl::StrFormat("policy %s looks at the attention of each decode row, the step has %d of "
@@ -85,7 +85,8 @@ absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, K
       state->wants_mass |= signals.page_mass;
       state->wants_probability |= signals.entry_probability;
     }
-    state->wants_queries |= sequence.window.rows > 0 && item.num_prompt_rows > 0;
+    const bool reads_prompt = signals.window_query_rows > 0 || signals.column_stride > 0 || signals.output_norms;
+    state->wants_rows |= (reads_prompt && item.num_prompt_rows > 0) || (signals.window_goes_on && item.num_decode_rows > 0);
     sequence.in_flight = true;
     state->items.push_back({&sequence, item.num_prompt_rows, item.num_decode_rows, 0, 0, item.ends_prefill});
   }

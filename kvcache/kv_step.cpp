@@ -1,6 +1,5 @@
 // Running a reserved step: the two ops, and the end of it. Nothing here can fail.
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/check.h"
 #include "kvcache/kv_cache_impl.h"
@@ -63,23 +62,10 @@ void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, co
     args.entry_probability = MakeTensor(probabilities, DType::kF32, pages, kPageEntries, heads);
   }
   backend.Attend(args, stream);
-  if (state->wants_queries) {
+  if (state->wants_rows) {
     // The rows are read here, so an asynchronous stream has to have come this far; only policies that ask pay for it.
     stream.Synchronize();
-    CaptureQueries(*state, layer, q);
-  }
-}
-
-void KvCache::Impl::CaptureQueries(const KvBatch::State& state, int layer, const Tensor& q) {
-  const size_t row_values = static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim);
-  for (const StepItem& item : state.items) {
-    QueryWindow& window = item.sequence->window;
-    if (window.rows == 0) continue;
-    for (int r = std::max(0, item.num_prompt - window.rows); r < item.num_prompt; ++r) {
-      const int slot = (item.sequence->num_tokens + r) % window.rows;
-      const size_t to = (static_cast<size_t>(layer) * static_cast<size_t>(window.rows) + static_cast<size_t>(slot)) * row_values;
-      std::memcpy(window.values.data() + to, q.row<float>(item.prompt_begin + r), row_values * sizeof(float));
-    }
+    for (size_t item = 0; item < state->items.size(); ++item) ReadRows(*state, static_cast<int>(item), layer, args, stream);
   }
 }
 
@@ -123,7 +109,8 @@ void KvCache::Impl::Commit(KvBatch::State* state, Stream& stream) {
     }
     resident_entries += int64_t{item.rows()} * num_lists();
     sequence.num_tokens += item.rows();
-    sequence.window.num_prompt += item.num_prompt;
+    sequence.num_prompt += item.num_prompt;
+    CommitSignals(sequence, item);
   }
   // Policies first: the step's masses are numbered by the table that attention has read.
   for (size_t item = 0; item < state->items.size(); ++item) {
@@ -159,6 +146,12 @@ void KvCache::Impl::FreeExpired(Sequence& sequence) {
     for (int page = 0; page < expired_pages; ++page) ReleasePage(sequence, list.pages[static_cast<size_t>(page)]);
     list.pages.erase(list.pages.begin(), list.pages.begin() + expired_pages);
     list.positions.DropFront(expired_pages * kPageEntries);
+    if (!sequence.columns.empty()) {
+      for (int r = 0; r < heads_per_group(); ++r) {
+        std::vector<float>& sums = sequence.columns[static_cast<size_t>(i * heads_per_group() + r)];
+        sums.erase(sums.begin(), sums.begin() + expired_pages * kPageEntries);
+      }
+    }
     entries_expired += int64_t{expired_pages} * kPageEntries;
   }
 }

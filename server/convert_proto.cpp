@@ -82,9 +82,11 @@ absl::Status FillCommon(const Message& message, const Engine& engine, Request* r
   request->sampling = SamplingFromProto(message.sampling());
   request->n = message.sampling().has_n() ? message.sampling().n() : 1;
   request->priority = message.priority();
-  auto kv = KvFromProto(message.kv());
-  if (!kv.ok()) return kv.status();
-  request->kv = *kv;
+  if (message.has_kv()) {
+    auto kv = KvFromProto(message.kv());
+    if (!kv.ok()) return kv.status();
+    request->kv = *std::move(kv);
+  }
   if (message.timeout_ms() < 0) {
     return absl::InvalidArgumentError(absl::StrCat("timeout_ms: is ", message.timeout_ms(), ", must be 0 (none) or more"));
   }
@@ -215,6 +217,32 @@ v1::Finished FinishedToProto(const Finished& finished) {
   kv->set_full_read_bytes_per_token(r.full_read_bytes_per_token);
   kv->set_lowered(r.lowered);
   if (r.estimated_error) kv->set_estimated_error(*r.estimated_error);
+  return out;
+}
+
+v1::ListKvPoliciesResponse PoliciesToProto(bool baselines) {
+  v1::ListKvPoliciesResponse out;
+  const Json json = KvPoliciesToJson(baselines);
+  for (const Json& policy : json["policies"]) {
+    v1::KvPolicy* to = out.add_policies();
+    to->set_name(policy["name"].get<std::string>());
+    to->set_summary(policy["summary"].get<std::string>());
+    to->set_needs(policy["needs"].get<std::string>());
+    for (const Json& format : policy["formats"]) to->add_formats(format.get<std::string>());
+    for (const Json& p : policy["parameters"]) {
+      v1::KvParameter* param = to->add_parameters();
+      param->set_name(p["name"].get<std::string>());
+      param->set_summary(p["summary"].get<std::string>());
+      if (p.contains("choices")) {
+        param->set_default_word(p["default"].get<std::string>());
+        for (const Json& choice : p["choices"]) param->add_choices(choice.get<std::string>());
+      } else {
+        param->set_default_number(p["default"].get<double>());
+        param->set_min(p["min"].get<double>());
+        param->set_max(p["max"].get<double>());
+      }
+    }
+  }
   return out;
 }
 

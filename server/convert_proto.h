@@ -24,6 +24,7 @@ absl::StatusOr<std::string> TextOf(const google::protobuf::RepeatedField<int32_t
 v1::Started StartedToProto(const Started& started);
 v1::Delta DeltaToProto(const Delta& delta);
 v1::Finished FinishedToProto(const Finished& finished);
+v1::ListKvPoliciesResponse PoliciesToProto(bool baselines);
 v1::GetStatsResponse StatsToProto(const EngineStats& stats);
 
 // The codes are the same numbers; this carries the message over.

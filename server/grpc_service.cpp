@@ -119,9 +119,9 @@ class InferenceService : public v1::Inference::CallbackService {
   }
 
   grpc::ServerUnaryReactor* ListKvPolicies(grpc::CallbackServerContext* call, const v1::ListKvPoliciesRequest*,
-                                           v1::ListKvPoliciesResponse*) override {
-    return Answer(call, absl::UnimplementedError(
-                            "ListKvPolicies comes with the policies; this build has 'full' (and 'auto', which is it)"));
+                                           v1::ListKvPoliciesResponse* response) override {
+    *response = PoliciesToProto(context_.allow_baselines);
+    return Answer(call, absl::OkStatus());
   }
 
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call, const v1::CancelRequest* request,

@@ -1,6 +1,7 @@
 #include "server/kv_json.h"
 
 #include "absl/strings/str_cat.h"
+#include "kvcache/policies/registry.h"
 #include "nlohmann/json.hpp"
 
 namespace loupe {
@@ -22,7 +23,7 @@ absl::Status CheckBits(const Json& bits) {
   return absl::OkStatus();
 }
 
-absl::Status CheckBudget(const Json& budget) {
+absl::Status ReadBudget(const Json& budget, KvBudget* out) {
   if (!budget.is_object() || budget.size() != 1) {
     return Refuse("budget", "must be an object with one of ratio, tokens, bytes");
   }
@@ -32,29 +33,104 @@ absl::Status CheckBudget(const Json& budget) {
     return Refuse("budget." + kind, "unknown field; use ratio, tokens or bytes");
   }
   if (!value.is_number()) return Refuse("budget." + kind, "must be a number");
-  if (kind == "ratio" && value.get<double>() >= 1) return absl::OkStatus();
-  return Refuse("budget." + kind, absl::StrCat(value.dump(), " would drop entries, but policy full keeps everything; "
-                                               "leave the budget out or use {\"ratio\": 1}"));
+  out->kind = kind == "ratio" ? KvBudget::Kind::kRatio : kind == "tokens" ? KvBudget::Kind::kTokens : KvBudget::Kind::kBytes;
+  out->value = value.get<double>();
+  return absl::OkStatus();
 }
 
-absl::Status CheckField(const std::string& key, const Json& value, KvOptions* options) {
-  if (key == "policy") {
+absl::Status ReadCount(const std::string& field, const Json& value, int* out) {
+  if (!value.is_number_integer() || value.get<double>() < 0 || value.get<double>() > (1 << 30)) {
+    return Refuse(field, absl::StrCat("is ", value.dump(), ", must be a whole number from 0 to ", 1 << 30));
+  }
+  *out = value.get<int>();
+  return absl::OkStatus();
+}
+
+absl::Status ReadRanges(const Json& value, KvProtect* out) {
+  if (!value.is_array() || value.size() > kMaxProtectRanges) {
+    return Refuse("protect.ranges", absl::StrCat("must be an array of at most ", kMaxProtectRanges, " ranges [from, to]"));
+  }
+  for (const Json& range : value) {
+    if (!range.is_array() || range.size() != 2) {
+      return Refuse("protect.ranges", absl::StrCat("has ", range.dump(), ", must have [from, to]"));
+    }
+    std::pair<int, int> read;
+    if (auto s = ReadCount("protect.ranges", range[0], &read.first); !s.ok()) return s;
+    if (auto s = ReadCount("protect.ranges", range[1], &read.second); !s.ok()) return s;
+    out->ranges.push_back(read);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadProtect(const Json& protect, KvProtect* out) {
+  if (!protect.is_object()) return Refuse("protect", "must be an object");
+  for (const auto& [key, value] : protect.items()) {
+    const std::string field = "protect." + key;
+    if (key == "sinks" || key == "recent") {
+      int count = 0;
+      if (auto s = ReadCount(field, value, &count); !s.ok()) return s;
+      (key == "sinks" ? out->sinks : out->recent) = count;
+    } else if (key == "ranges") {
+      if (auto s = ReadRanges(value, out); !s.ok()) return s;
+    } else if (key == "messages") {
+      if (!value.is_array()) return Refuse(field, "must be an array of message numbers, counted from 0");
+      for (const Json& message : value) {
+        if (auto s = ReadCount(field, message, &out->messages.emplace_back()); !s.ok()) return s;
+      }
+    } else if (key == "roles") {
+      if (!value.is_array()) return Refuse(field, "must be an array of roles");
+      for (const Json& role : value) {
+        if (!role.is_string()) return Refuse(field, absl::StrCat("has ", role.dump(), ", must have strings"));
+        out->roles.push_back(role.get<std::string>());
+      }
+    } else {
+      return Refuse(field, "unknown field; known are sinks, recent, ranges, messages, roles");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadParams(const Json& params, KvOptions* options) {
+  if (!params.is_object()) return Refuse("params", "must be an object");
+  for (const auto& [name, value] : params.items()) {
+    if (value.is_number()) {
+      options->params[name] = value.get<double>();
+    } else if (value.is_string()) {
+      options->params[name] = value.get<std::string>();
+    } else {
+      return Refuse("params." + name, absl::StrCat("is ", value.dump(), ", must be a number or a word"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadField(const std::string& key, const Json& value, KvOptions* options) {
+  if (key == "policy" || key == "strategy") {
     if (!value.is_string()) return Refuse(key, "must be a string");
-    options->policy = value.get<std::string>();
+    (key == "policy" ? options->policy : options->strategy) = value.get<std::string>();
     return absl::OkStatus();
   }
-  if (key == "budget") return CheckBudget(value);
+  if (key == "budget") return ReadBudget(value, &options->budget);
   if (key == "bits") return CheckBits(value);
-  if (key == "protect" || key == "floor" || key == "params") {
-    // The full policy protects everything and has no parameters, so nothing of these is lost.
-    return value.is_object() ? absl::OkStatus() : Refuse(key, "must be an object");
-  }
-  if (key == "on_miss") {
-    const bool known = value.is_string() && (value == "block" || value == "stale");
-    return known ? absl::OkStatus() : Refuse(key, "must be \"block\" or \"stale\"");
-  }
-  if (key == "strategy") return Refuse(key, "this server was started without artifacts");
+  if (key == "protect") return ReadProtect(value, &options->protect);
+  if (key == "params") return ReadParams(value, options);
+  if (key == "floor") return Refuse(key, "is not offered; this build never lowers a running request's cache");
+  if (key == "on_miss") return Refuse(key, "is not offered; this build keeps nothing outside device memory");
   return Refuse(key, "unknown field; known are policy, budget, bits, floor, protect, on_miss, strategy, params");
+}
+
+Json ParamToJson(const ParamSpec& spec) {
+  Json json = {{"name", spec.name}, {"summary", spec.summary}};
+  if (!spec.choices.empty()) {
+    json["default"] = spec.choices[static_cast<size_t>(spec.default_value)];
+    json["choices"] = spec.choices;
+    return json;
+  }
+  const auto number = [&](double x) { return spec.integer ? Json(static_cast<int64_t>(x)) : Json(x); };
+  json["default"] = number(spec.default_value);
+  json["min"] = number(spec.min);
+  json["max"] = number(spec.max);
+  return json;
 }
 
 }  // namespace
@@ -63,7 +139,7 @@ absl::StatusOr<KvOptions> ParseKvOptions(const Json& json) {
   KvOptions options;
   if (!json.is_object()) return absl::InvalidArgumentError("kv: must be an object");
   for (const auto& [key, value] : json.items()) {
-    const absl::Status status = CheckField(key, value, &options);
+    const absl::Status status = ReadField(key, value, &options);
     if (!status.ok()) return status;
   }
   return options;
@@ -73,6 +149,42 @@ absl::StatusOr<KvOptions> ParseKvOptions(const std::string& text) {
   const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded()) return absl::InvalidArgumentError(absl::StrCat("kv: not valid JSON: ", text));
   return ParseKvOptions(json);
+}
+
+Json KvPoliciesToJson(bool baselines) {
+  Json list = Json::array();
+  list.push_back({{"name", "auto"},
+                  {"summary", "full while it fits well, else the server's default policy; with a budget a policy that holds it"},
+                  {"needs", "nothing"},
+                  {"formats", {"dense"}},
+                  {"parameters", Json::array()}});
+  for (const PolicyRow& row : AllPolicies()) {
+    if (row.baseline && !baselines) continue;
+    Json params = Json::array();
+    for (const ParamSpec& spec : row.params) params.push_back(ParamToJson(spec));
+    list.push_back({{"name", row.name}, {"summary", row.summary}, {"needs", row.needs}, {"formats", {"dense"}}, {"parameters", params}});
+  }
+  return {{"policies", list}};
+}
+
+std::string KvPoliciesAsText() {
+  std::string text =
+      "The kv object says what a request's cache keeps, e.g. {\"policy\": \"h2o\", \"budget\": {\"ratio\": 0.25}}.\n\n"
+      "budget   {\"ratio\": 0.25} of the prompt's bytes, {\"tokens\": 512} a list, or {\"bytes\": 8388608};\n"
+      "         without one nothing is dropped\n"
+      "protect  {\"sinks\": 4, \"recent\": 64, \"ranges\": [[0, 100]], \"messages\": [0], \"roles\": [\"system\"]}\n"
+      "params   parameters of the policy, below\n\n";
+  const Json json = KvPoliciesToJson(true);
+  for (const Json& policy : json["policies"]) {
+    absl::StrAppend(&text, policy["name"].get<std::string>(), ": ", policy["summary"].get<std::string>(), "\n");
+    for (const Json& p : policy["parameters"]) {
+      const std::string range = p.contains("choices") ? absl::StrCat("one of ", p["choices"].dump())
+                                                      : absl::StrCat("from ", p["min"].dump(), " to ", p["max"].dump());
+      absl::StrAppend(&text, "  ", p["name"].get<std::string>(), " [", p["default"].dump(), "] ", range, ": ",
+                      p["summary"].get<std::string>(), "\n");
+    }
+  }
+  return text + "\nBaselines are for comparison; serve takes them with --allow-baselines only.\n";
 }
 
 Json KvReportToJson(const KvReport& r) {

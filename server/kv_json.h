@@ -9,10 +9,16 @@
 
 namespace loupe {
 
-// INVALID_ARGUMENT names the offending field. Fields that this build would silently lose (a budget, fewer bits) are
-// refused by name, saying what is offered.
+inline constexpr size_t kMaxProtectRanges = 256;
+
+// INVALID_ARGUMENT names the offending field. Fields that this build would silently lose (fewer bits, a floor) are refused by
+// name, saying what is offered. Values that depend on model and prompt are checked by the engine.
 absl::StatusOr<KvOptions> ParseKvOptions(const nlohmann::ordered_json& json);
 absl::StatusOr<KvOptions> ParseKvOptions(const std::string& text);
+
+// All policies with their parameters, as /v1/kv/policies shows them; and for people.
+nlohmann::ordered_json KvPoliciesToJson(bool baselines);
+std::string KvPoliciesAsText();
 
 nlohmann::ordered_json KvReportToJson(const KvReport& report);
 

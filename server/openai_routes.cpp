@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/http_json.h"
 #include "server/http_status.h"
+#include "server/kv_json.h"
 #include "server/management.h"
 #include "server/openai_answer.h"
 #include "server/openai_prompt.h"
@@ -93,9 +94,6 @@ absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http,
       taken->streams.Add(*std::move(stream));
       continue;
     }
-    const std::string message(stream.status().message());
-    if (stream.status().code() == absl::StatusCode::kNotFound)
-      return absl::InvalidArgumentError(absl::StrCat("kv.policy: ", message));
     return stream.status();
   }
   return absl::OkStatus();
@@ -223,6 +221,9 @@ HttpRouter OpenAiRoutes(ServerContext& context) {
   router.Add("POST", "/v1/completions", complete(Endpoint::kCompletion));
   router.Add("GET", "/v1/models", Immediate([api](const HttpRequest&) { return api->Models(); }));
   router.Add("GET", "/v1/models/{id}", Immediate([api](const HttpRequest& http) { return api->Model(http); }));
+  router.Add("GET", "/v1/kv/policies", Immediate([&context](const HttpRequest&) {
+               return JsonResponse(KvPoliciesToJson(context.allow_baselines));
+             }));
   router.Add("POST", "/v1/requests/{id}/cancel",
              Immediate([api](const HttpRequest& http) { return api->Cancel(http); }));
   router.Add("POST", "/tokenize", Immediate([api](const HttpRequest& http) { return api->Text(http, TokenizeBody); }));

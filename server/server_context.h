@@ -16,6 +16,7 @@ struct ServerContext {
   int64_t created_unix_s = 0;
   bool strict_fields = false;       // unknown JSON fields are refused
   bool log_prompts = false;
+  bool allow_baselines = false;     // kv policies that only serve as comparison
   int64_t max_body_bytes = 16 << 20;
   int max_connections = 1024;
   Lifecycle* lifecycle = nullptr;

@@ -317,6 +317,78 @@ void PromptTileBody(const PromptTile& t) {
   FinishPrompt<V>(t, w);
 }
 
+// ---- column sums
+
+// A row's scores, which become exponentials relative to the row's maximum. Returns what makes them probabilities, 0 if the
+// row sees nothing.
+template <class V>
+[[gnu::always_inline]] inline float FinishRow(float top, const float* sink, float* s, int begin, int end) {
+  if (sink != nullptr && *sink * kLog2E > top) top = *sink * kLog2E;
+  if (top == kMinusInfinity) {
+    for (int i = begin; i < end; i += 16) V::Zero().Store(s + i);
+    return 0;
+  }
+  V sum = V::Zero();
+  for (int i = begin; i < end; i += 16) {
+    const V e = Exp2<V>(V::Sub(V::Load(s + i), V::Set(top)));
+    sum = V::Add(sum, e);
+    e.Store(s + i);
+  }
+  const float total = sum.ReduceAdd() + (sink != nullptr ? Exp2Scalar<V>(*sink * kLog2E - top) : 0.f);
+  return 1 / total;
+}
+
+// The scores of `n` rows from `row` on, and each row's maximum. Returns the entries that any of them sees, by whole pages.
+template <class V>
+[[gnu::always_inline]] inline Bounds<V> ScoreRows(const ColumnJob& job, int row, int n, const float* q, float* s, float* top) {
+  const int64_t stride = int64_t{64} * job.num_pages;
+  PageView none;
+  Bounds<V> all(none, 0, 0);
+  for (int i = 0; i < job.num_pages; ++i) {
+    const PageView& page = job.pages[i];
+    bool any = false;
+    for (int k = 0; k < n && !any; ++k) {
+      const int64_t at = (row + k) * job.visible_stride;
+      any = !Bounds<V>(page, job.visible_begin[at], job.visible_end[at]).empty();
+    }
+    if (!any) continue;
+    if (all.end == 0) all.begin = page.first;
+    all.end = page.first + (page.count + 15) / 16 * 16;
+    FindScores<V>(page.key_codec, job.head_dim, n)(
+        {page, job.pages[i + 1 < job.num_pages ? i + 1 : i].keys, job.head_dim, q, job.head_dim, s + page.first, stride});
+    for (int k = 0; k < n; ++k) {
+      const int64_t at = (row + k) * job.visible_stride;
+      const Bounds<V> seen(page, job.visible_begin[at], job.visible_end[at]);
+      const float highest = FinishScores<V>(page, seen, s + k * stride + page.first);
+      top[k] = highest > top[k] ? highest : top[k];
+    }
+  }
+  return all;
+}
+
+template <class V>
+void ColumnsBody(const ColumnJob& job) {
+  constexpr int kRows = V::kMaxHeads < kColumnRows ? V::kMaxHeads : kColumnRows;
+  const int64_t stride = int64_t{64} * job.num_pages;
+  float* s = job.scratch;
+  float* q = s + kColumnRows * stride;
+  for (int row = 0, n; row < job.rows; row += n) {
+    n = job.rows - row < kRows ? job.rows - row : kRows;
+    float top[kRows], inverse[kRows];
+    for (int k = 0; k < n; ++k) {
+      top[k] = kMinusInfinity;
+      ScaleQueries<V>(job.q + (row + k) * job.q_stride, job.head_dim, job.scale_log2e, q + k * job.head_dim);
+    }
+    const Bounds<V> all = ScoreRows<V>(job, row, n, q, s, top);
+    for (int k = 0; k < n; ++k) inverse[k] = FinishRow<V>(top[k], job.sink, s + k * stride, all.begin, all.end);
+    for (int i = all.begin; i < all.end; i += 16) {
+      V sum = V::Load(job.column + i);
+      for (int k = 0; k < n; ++k) sum = V::Fma(V::Load(s + k * stride + i), V::Set(inverse[k]), sum);
+      sum.Store(job.column + i);
+    }
+  }
+}
+
 // ---- encoding
 
 template <class V>
@@ -331,6 +403,7 @@ constexpr Kernels MakeKernels() {
   k.merge = MergeBody<V>;
   k.prompt_tile = PromptTileBody<V>;
   k.prompt_tile_fast = PromptTileBody<V>;
+  k.columns = ColumnsBody<V>;
   k.to_half = ToHalfBody<V>;
   return k;
 }

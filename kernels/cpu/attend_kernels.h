@@ -89,11 +89,31 @@ inline constexpr int64_t PromptScratchFloats(int rows, int heads, int head_dim) 
   return queries * per_query + 64 * padded + 4 * 16;  // a page in bf16, alignment
 }
 
+// Rows of one query head against one list, whose pages follow each other without gaps.
+struct ColumnJob {
+  const float* q = nullptr;  // [D] of the first row
+  int64_t q_stride = 0;
+  int rows = 0;
+  int head_dim = 0;
+  float scale_log2e = 0;
+  const PageView* pages = nullptr;
+  int num_pages = 0;
+  const int32_t* visible_begin = nullptr;  // of the first row
+  const int32_t* visible_end = nullptr;
+  int64_t visible_stride = 0;
+  const float* sink = nullptr;  // a logit in base e, or null
+  float* scratch = nullptr;     // ColumnScratchFloats(...) floats, 64-byte aligned
+  float* column = nullptr;      // [num_pages * 64], added to
+};
+inline constexpr int kColumnRows = 8;  // rows that share a pass over the keys
+inline constexpr int64_t ColumnScratchFloats(int num_pages) { return kColumnRows * (int64_t{64} * num_pages + kMaxHeadDim); }
+
 struct Kernels {
   void (*decode_unit)(const DecodeUnit& unit) = nullptr;
   void (*merge)(const Merge& merge) = nullptr;
   void (*prompt_tile)(const PromptTile& tile) = nullptr;       // f32 arithmetic
   void (*prompt_tile_fast)(const PromptTile& tile) = nullptr;  // may round queries, keys, values, weights to bf16
+  void (*columns)(const ColumnJob& job) = nullptr;
   void (*to_half)(const float* x, uint16_t* y, int n) = nullptr;  // n a multiple of 8; saturates at 65504
 };
 

@@ -77,6 +77,9 @@ class BackendCpu : public Backend {
   void AppendKv(const AppendKvArgs& args, Stream&) override { AppendKvCpu(args, context_); }
   void Attend(const AttendArgs& args, Stream&) override { AttendCpu(args, context_); }
   void CopyEntries(const CopyEntriesArgs& args, Stream&) override { CopyEntriesCpu(args, context_); }
+  void MergeEntries(const MergeEntriesArgs& args, Stream&) override { MergeEntriesCpu(args, context_); }
+  void SumAttention(const SumAttentionArgs& args, Stream&) override { SumAttentionCpu(args, context_); }
+  void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCpu(args, context_); }
   void GatherRows(const GatherRowsArgs& args, Stream&) override { GatherRowsCpu(args, context_); }
 
  private:

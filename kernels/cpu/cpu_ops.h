@@ -36,6 +36,9 @@ void RopeCpu(const RopeArgs& args, CpuContext context);
 void GatherRowsCpu(const GatherRowsArgs& args, CpuContext context);
 void AppendKvCpu(const AppendKvArgs& args, CpuContext context);
 void AttendCpu(const AttendArgs& args, CpuContext context);
+void MergeEntriesCpu(const MergeEntriesArgs& args, CpuContext context);
+void SumAttentionCpu(const SumAttentionArgs& args, CpuContext context);
+void SummariseKeysCpu(const SummariseKeysArgs& args, CpuContext context);
 void CopyEntriesCpu(const CopyEntriesArgs& args, CpuContext context);
 
 }  // namespace loupe

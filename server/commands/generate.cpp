@@ -119,6 +119,7 @@ int Run(State state, const CommonOptions& common) {
   if (!prompt.ok()) return Fail(prompt.status());
   const auto start = std::chrono::steady_clock::now();
   state.config.max_sequences = 1;
+  state.config.allow_baselines = true;
   auto model = LoadModel(state.model, state.config);
   if (!model.ok()) return Fail(model.status());
   const bool has_template = model->chat_template != nullptr;
@@ -137,7 +138,7 @@ int Run(State state, const CommonOptions& common) {
   if (!state.kv.empty()) {
     auto kv = ParseKvOptions(state.kv);
     if (!kv.ok()) return Fail(kv.status());
-    request.kv = *kv;
+    request.kv = *std::move(kv);
   }
   auto ids = EncodePrompt(**engine, has_template, state, *prompt);
   if (!ids.ok()) return Fail(ids.status());
@@ -170,7 +171,9 @@ Command AddGenerateCommand(CLI::App* root) {
   app->add_option("--top-k", state->sampling.top_k, "0: off");
   state->seed_option = app->add_option("--seed", state->seed, "the same seed gives the same text");
   app->add_option("--stop", state->sampling.stop, "stop string (repeatable)")->allow_extra_args(false);
-  app->add_option("--kv", state->kv, "KV policy object, e.g. '{\"policy\":\"full\"}'")->type_name("JSON");
+  app->add_option("--kv", state->kv,
+                  "KV policy object, e.g. '{\"policy\":\"h2o\",\"budget\":{\"ratio\":0.25}}'; loupe serve --help-kv explains it")
+      ->type_name("JSON");
   const auto common = command.common;
   command.run = [state, common] { return Run(*state, *common); };
   return command;

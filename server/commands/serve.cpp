@@ -32,7 +32,7 @@ struct ServeOptions {
   int64_t max_body_bytes = int64_t{16} << 20;
   int max_connections = 1024;
   int drain_propagation_s = 0, drain_max_s = 120;
-  bool strict_fields = false, log_prompts = false;
+  bool strict_fields = false, log_prompts = false, help_kv = false;
 };
 
 // Everything that listens. Members go in reverse order: listeners first, then what they point to.
@@ -50,8 +50,9 @@ absl::Status CheckOptions(ServeOptions* options) {
   if (!std::filesystem::exists(options->model)) return absl::NotFoundError(absl::StrCat("no such model file: ", options->model));
   if (options->model_name.empty()) options->model_name = std::filesystem::path(options->model).stem().string();
   if (!options->kv.empty()) {
-    const auto kv = ParseKvOptions(options->kv);
+    auto kv = ParseKvOptions(options->kv);
     if (!kv.ok()) return kv.status();
+    options->engine.kv = *std::move(kv);
   }
   if (!options->chat_template_file.empty()) {
     std::ifstream file(options->chat_template_file, std::ios::binary);
@@ -158,6 +159,10 @@ void Drain(const ServeOptions& options, const sigset_t& signals, Process* proces
 }
 
 int Run(ServeOptions options, const Command& command) {
+  if (options.help_kv) {
+    std::printf("%s", KvPoliciesAsText().c_str());
+    return kExitOk;
+  }
   InitLogging(command.common->log_level);
   const absl::Status checked = CheckOptions(&options);
   if (!checked.ok()) return Fail(checked);
@@ -176,6 +181,7 @@ int Run(ServeOptions options, const Command& command) {
   context.created_unix_s = std::time(nullptr);
   context.strict_fields = options.strict_fields;
   context.log_prompts = options.log_prompts;
+  context.allow_baselines = options.engine.allow_baselines;
   context.max_body_bytes = options.max_body_bytes;
   context.max_connections = options.max_connections;
   context.lifecycle = &process.lifecycle;
@@ -219,7 +225,9 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
   app->add_option("--max-step-tokens", o->engine.max_step_tokens, "rows of a step: prompt chunks and one row a running sequence")
       ->check(CLI::Range(1, 65536));
   app->add_option("--max-queue", o->engine.max_queue, "requests that may wait; more are answered 429")->check(CLI::Range(1, 1 << 20));
-  app->add_option("--kv", o->kv, "KV policy object for requests that bring none")->type_name("JSON");
+  app->add_option("--kv", o->kv, "KV policy object for requests that bring none; --help-kv explains it")->type_name("JSON");
+  app->add_flag("--help-kv", o->help_kv, "print every KV policy with its parameters, then stop");
+  app->add_flag("--allow-baselines", o->engine.allow_baselines, "offer KV policies that only serve as comparison");
   app->add_option("--chat-template", o->chat_template_file, "Jinja file in place of the model's own template")->type_name("FILE");
   AddSizeOption(app, "--max-body-bytes", &o->max_body_bytes, false, "largest HTTP body");
   app->add_option("--max-connections", o->max_connections, "open HTTP connections")->check(CLI::Range(1, 1 << 20));

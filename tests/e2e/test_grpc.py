@@ -75,10 +75,11 @@ def test_bad_requests(stub, protos, change, code):
     assert caught.value.code() == code and caught.value.details()
 
 
-def test_what_comes_later_says_so(stub, protos):
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.ListKvPolicies(protos.inference.ListKvPoliciesRequest())
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED and caught.value.details()
+def test_kv_policies_are_listed(stub, protos):
+    policies = {p.name: p for p in stub.ListKvPolicies(protos.inference.ListKvPoliciesRequest()).policies}
+    assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff"} == set(policies)
+    window = policies["snapkv"].parameters[0]
+    assert (window.name, window.default_number, window.min, window.max) == ("window", 64, 1, 512)
 
 
 def test_call_deadline_gives_partial_text(stub, protos):

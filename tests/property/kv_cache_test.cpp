@@ -1,5 +1,5 @@
-// The whole cache under random requests in an arena that is too small for them: steps are refused, repacks find no room,
-// forks share what is left, and still every attention output equals the oracle and the books are exact.
+// The whole cache under random requests in an arena that is too small for them: steps are refused, forks share what is left,
+// and still every attention output equals the oracle and the books are exact.
 #include <gtest/gtest.h>
 
 #include "tests/unit/kvcache/random_events.h"
@@ -9,7 +9,6 @@ namespace {
 
 struct Totals {
   EventCounts events;
-  int failed_repacks = 0;
   int64_t expired = 0;
 };
 
@@ -30,7 +29,6 @@ Totals RunTight(const HarnessOptions& base, const std::vector<uint32_t>& seeds) 
     totals.events.refused += counts.refused;
     totals.events.forked += counts.forked;
     totals.events.finished_prefills += counts.finished_prefills;
-    totals.failed_repacks += harness.failed_repacks();
     totals.expired += harness.cache().Stats().entries_expired;
     EXPECT_EQ(harness.cache().Stats().reserve_failures, counts.refused);
   }
@@ -39,11 +37,10 @@ Totals RunTight(const HarnessOptions& base, const std::vector<uint32_t>& seeds) 
 
 TEST(KvCacheProperty, TightArena) {
   // A page of 64 entries of 256 dimensions has 64 KiB: 32 a slab.
-  const Totals totals = RunTight({.groups = 2, .heads_per_group = 1, .head_dim = 256}, {11, 12, 13, 14});
+  const Totals totals = RunTight({.groups = 2, .heads_per_group = 1, .head_dim = 256}, {11, 12, 13, 14, 15, 16, 17, 18});
   EXPECT_GT(totals.events.refused, 10);
   EXPECT_GT(totals.events.forked, 10);
   EXPECT_GT(totals.events.finished_prefills, 10);
-  EXPECT_GT(totals.failed_repacks, 0) << "no repack ever found the arena full";
 }
 
 TEST(KvCacheProperty, TightArenaWithWindowsAndSinks) {

@@ -114,7 +114,7 @@ TEST_F(CoreScenario, LengthWithExactNumbers) {
   EXPECT_EQ(heard.finished->usage.completion_tokens, 5);
   const KvReport& kv = heard.finished->usage.kv;
   EXPECT_EQ(kv.policy, "full");
-  EXPECT_EQ(kv.reason, "auto: full is the only policy of this build");
+  EXPECT_EQ(kv.reason, "auto: no budget is asked for and the server has no other policy (--kv)");
   EXPECT_EQ(kv.lists, 16);
   // The last token was sampled and never computed.
   EXPECT_EQ(kv.entries_kept, 16 * (17 + 4));
@@ -288,8 +288,8 @@ TEST_F(CoreScenario, RefusalsCarryNumbersAndLeaveNothingBehind) {
   request.prompt[2] = -1;
   expect(request, kInvalid, {"-1"});
   request = Make("x", 5, 5);
-  request.kv.policy = "sekv";
-  expect(request, absl::StatusCode::kNotFound, {"sekv", "auto, full"});
+  request.kv = KvOptions{.policy = "sekv"};
+  expect(request, kInvalid, {"kv.policy", "sekv", "auto, full"});
   for (const int n : {0, -1, 129}) {
     request = Make("x", 5, 5);
     request.n = n;

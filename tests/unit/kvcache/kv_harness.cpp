@@ -37,12 +37,12 @@ void RandomSubsetPolicy::Act(bool after_prefill, std::span<const ListView> lists
   }
 }
 
-void RandomSubsetPolicy::AfterPrefill(std::span<const ListView> lists, std::vector<ListAction>* actions) const {
-  Act(true, lists, actions);
+void RandomSubsetPolicy::AfterPrefill(const SequenceView& sequence, std::vector<ListAction>* actions) const {
+  Act(true, sequence.lists, actions);
 }
 
-void RandomSubsetPolicy::AfterDecode(std::span<const ListView> lists, std::vector<ListAction>* actions) const {
-  if (ActsAt(lists[0].positions.back())) Act(false, lists, actions);
+void RandomSubsetPolicy::AfterDecode(const SequenceView& sequence, std::vector<ListAction>* actions) const {
+  if (ActsAt(sequence.lists[0].positions.back())) Act(false, sequence.lists, actions);
 }
 
 KvHarness::KvHarness(const HarnessOptions& options) : options_(options), random_(options.seed) {

@@ -21,8 +21,9 @@ class RandomSubsetPolicy final : public Policy {
   explicit RandomSubsetPolicy(uint32_t seed, Signals signals = {}) : seed_(seed), signals_(signals) {}
   std::string_view name() const override { return "random-subset"; }
   Signals signals() const override { return signals_; }
-  void AfterPrefill(std::span<const ListView> lists, std::vector<ListAction>* actions) const override;
-  void AfterDecode(std::span<const ListView> lists, std::vector<ListAction>* actions) const override;
+  int decode_interval() const override { return 1; }
+  void AfterPrefill(const SequenceView& sequence, std::vector<ListAction>* actions) const override;
+  void AfterDecode(const SequenceView& sequence, std::vector<ListAction>* actions) const override;
 
   // Whether the entry at `position` stays when the sequence ends at `last`.
   bool Keeps(bool after_prefill, int list_seed, int position, int last) const;

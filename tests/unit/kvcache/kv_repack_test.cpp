@@ -24,11 +24,12 @@ class ProbePolicy final : public Policy {
   explicit ProbePolicy(Signals signals) : signals_(signals) {}
   std::string_view name() const override { return "probe"; }
   Signals signals() const override { return signals_; }
-  void AfterPrefill(std::span<const ListView> lists, std::vector<ListAction>* actions) const override {
-    if (after_prefill) after_prefill(lists, actions);
+  int decode_interval() const override { return 1; }
+  void AfterPrefill(const SequenceView& sequence, std::vector<ListAction>* actions) const override {
+    if (after_prefill) after_prefill(sequence.lists, actions);
   }
-  void AfterDecode(std::span<const ListView> lists, std::vector<ListAction>* actions) const override {
-    if (after_decode) after_decode(lists, actions);
+  void AfterDecode(const SequenceView& sequence, std::vector<ListAction>* actions) const override {
+    if (after_decode) after_decode(sequence.lists, actions);
   }
   Act after_prefill, after_decode;
 
@@ -108,17 +109,26 @@ TEST(Repack, WithoutRoomNothingChanges) {
   KvHarness harness(options);
   const SeqId seq = harness.Open();
   ASSERT_TRUE(harness.Step({{seq, 500, 0, false}}).ok());  // 4 lists of 8 pages: the whole arena
+  const SeqId fork = harness.Fork(seq).value();            // so that no page may be compacted where it is
   const std::string before = harness.cache().DebugDump();
   std::vector<int32_t> keep = FirstEntries(300);
   keep.erase(keep.begin());
   const absl::Status status = harness.cache().Repack(seq, std::vector<ListAction>{{0, 0, keep}}, harness.stream());
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status.ToString();
-  EXPECT_EQ(before, harness.cache().DebugDump());
+  EXPECT_TRUE(before == harness.cache().DebugDump());
   // Whole leading pages stay where they are, so cutting a list off at a page's end needs no page at all.
   ASSERT_TRUE(harness.cache().Repack(seq, std::vector<ListAction>{{0, 0, FirstEntries(256)}, {1, 0, {}}}, harness.stream()).ok());
   EXPECT_EQ(harness.cache().ListPages(seq, 0, 0).size(), 4u);
   EXPECT_TRUE(harness.cache().ListPages(seq, 1, 0).empty());
   EXPECT_EQ(harness.cache().Report(seq).entries_dropped, 244 + 500);
+  harness.cache().Audit();
+  // Without the fork a list shrinks inside its own pages.
+  harness.Close(fork);
+  std::vector<int32_t> odd;
+  for (int32_t e = 1; e < 500; e += 2) odd.push_back(e);
+  ASSERT_TRUE(harness.cache().Repack(seq, std::vector<ListAction>{{0, 1, odd}}, harness.stream()).ok());
+  EXPECT_EQ(harness.cache().ListPages(seq, 0, 1).size(), 4u);
+  EXPECT_EQ(harness.cache().ListPositions(seq, 0, 1), odd);
   harness.cache().Audit();
 }
 
@@ -165,12 +175,15 @@ TEST(PolicyCalls, ARepackWithoutRoomIsAskedAgain) {
     cache.Audit();
   };
   step({other, 250, 0, false});  // 16 pages
-  step({seq, 180, 0, true});     // 12 pages; the repack would need 12 more
+  step({seq, 170, 0, false});    // 12 pages
+  const SeqId fork = cache.Fork(seq).value();
+  step({seq, 10, 0, true});  // 4 pages are no longer shared; the repack would need 8 for the others
   EXPECT_EQ(prefill_calls, 1);
   EXPECT_EQ(cache.ListPositions(seq, 0, 0).size(), 180u);
   EXPECT_EQ(cache.Report(seq).prompt_tokens, 0) << "prefill has not ended as far as the budget goes";
   cache.Close(other);
   step({seq, 0, 1, false});
+  cache.Close(fork);
   EXPECT_EQ(prefill_calls, 2);
   EXPECT_EQ(decode_calls, 0);
   EXPECT_EQ(cache.ListPositions(seq, 0, 0).size(), 180u);
@@ -314,8 +327,8 @@ TEST(PolicySignals, TheFullPolicyIsNeverAsked) {
   EXPECT_TRUE(FullPolicy().keeps_everything());
   EXPECT_EQ(FullPolicy().name(), "full");
   std::vector<ListAction> actions;
-  FullPolicy().AfterPrefill({}, &actions);
-  FullPolicy().AfterDecode({}, &actions);
+  FullPolicy().AfterPrefill(SequenceView{}, &actions);
+  FullPolicy().AfterDecode(SequenceView{}, &actions);
   EXPECT_TRUE(actions.empty());
 }
 

@@ -214,14 +214,16 @@ TEST_F(GrpcServiceTest, BadRequestsAreRefusedWithNumbers) {
   (request = Ask()).set_timeout_ms(-1);
   ExpectRefused(request, C::INVALID_ARGUMENT, "timeout_ms");
   (request = Ask()).mutable_kv()->set_policy("magic");
-  ExpectRefused(request, C::NOT_FOUND, "magic");
-  (request = Ask()).mutable_kv()->mutable_budget()->set_ratio(0.5);
+  ExpectRefused(request, C::INVALID_ARGUMENT, "magic");
+  (request = Ask()).mutable_kv()->mutable_budget()->set_ratio(-0.5);
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.budget.ratio");
   (request = Ask()).mutable_kv()->mutable_bits()->set_key(4);
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.bits.key");
   (request = Ask()).mutable_kv()->set_strategy("mine");
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.strategy");
-  (request = Ask()).mutable_kv()->set_on_miss("guess");
+  (request = Ask()).mutable_kv()->mutable_floor()->set_bits(4);
+  ExpectRefused(request, C::INVALID_ARGUMENT, "kv.floor");
+  (request = Ask()).mutable_kv()->set_on_miss("block");
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.on_miss");
   request = Ask();
   request.clear_prompt();
@@ -248,11 +250,7 @@ TEST_F(GrpcServiceTest, HarmlessKvFieldsAreTaken) {
   kv->set_policy("full");
   kv->mutable_budget()->set_ratio(1);
   kv->mutable_bits()->set_key(16);
-  kv->mutable_floor()->set_bits(4);
   kv->mutable_protect()->set_sinks(4);
-  kv->mutable_protect()->add_roles("system");
-  kv->set_on_miss("stale");
-  (*kv->mutable_params()->mutable_fields())["x"].set_number_value(1);
   const Answer answer = Generate(request);
   ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
   EXPECT_EQ(answer.text(), Generate(Ask()).text());
@@ -403,12 +401,16 @@ TEST_F(GrpcServiceTest, ManyStreamsAtOnce) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_F(GrpcServiceTest, LoadingIsUnavailableAndLaterIsUnimplemented) {
+TEST_F(GrpcServiceTest, PoliciesAreListedAndLoadingIsUnavailable) {
   grpc::ClientContext call;
   v1::ListKvPoliciesResponse policies;
-  const grpc::Status later = stub_->ListKvPolicies(&call, {}, &policies);
-  EXPECT_EQ(later.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_FALSE(later.error_message().empty());
+  ASSERT_TRUE(stub_->ListKvPolicies(&call, {}, &policies).ok());
+  const auto snapkv = std::find_if(policies.policies().begin(), policies.policies().end(), [](const auto& p) { return p.name() == "snapkv"; });
+  ASSERT_NE(snapkv, policies.policies().end());
+  EXPECT_EQ(snapkv->parameters(0).name(), "window");
+  EXPECT_EQ(snapkv->parameters(0).default_number(), 64);
+  EXPECT_EQ(snapkv->parameters(0).max(), 512);
+  for (const auto& p : policies.policies()) EXPECT_NE(p.name(), "random") << "a baseline is offered";
   v1::ListModelsResponse models;
   grpc::ClientContext second;
   ASSERT_TRUE(stub_->ListModels(&second, {}, &models).ok());

@@ -37,7 +37,7 @@ TEST(OpenAiRequest, Defaults) {
   EXPECT_EQ(chat->engine.n, 1);
   EXPECT_EQ(chat->engine.sampling.logprobs, -1);
   EXPECT_FALSE(chat->stream);
-  EXPECT_EQ(chat->engine.kv.policy, "auto");
+  EXPECT_FALSE(chat->engine.kv.has_value());
   const auto completion = Completion({});
   ASSERT_TRUE(completion.ok()) << completion.status();
   EXPECT_EQ(completion->engine.sampling.max_tokens, 16);
@@ -101,7 +101,7 @@ TEST(OpenAiRequest, TakesEveryField) {
   EXPECT_EQ(s.logit_bias[1], (std::pair<int32_t, float>{7, 2.5f}));
   EXPECT_EQ(r->engine.n, 3);
   EXPECT_EQ(r->engine.priority, 2);
-  EXPECT_EQ(r->engine.kv.policy, "full");
+  EXPECT_EQ(r->engine.kv.value().policy, "full");
   EXPECT_EQ(r->timeout_ms, 500);
   EXPECT_TRUE(r->stream && r->include_usage && r->continuous_usage && r->return_token_ids);
   EXPECT_EQ(r->template_kwargs["enable_thinking"], false);
@@ -283,7 +283,11 @@ TEST(OpenAiRequest, ValuesOutOfRangeAreRefusedWithNumbers) {
                                                 {"stop", Json::array({""})},
                                                 {"stop", std::string(5000, 'x')},
                                                 {"kv", {{"policy", 1}}},
-                                                {"kv", {{"budget", {{"ratio", 0.25}}}}},
+                                                {"kv", {{"floor", {{"bits", 4}}}}},
+                                                {"kv", {{"on_miss", "block"}}},
+                                                {"kv", {{"protect", {{"sinks", -1}}}}},
+                                                {"kv", {{"protect", {{"ranges", {{1, 2, 3}}}}}}},
+                                                {"kv", {{"params", {{"x", true}}}}},
                                                 {"kv", {{"bits", {{"key", 4}}}}},
                                                 {"kv", {{"nonsense", 1}}},
                                                 {"stream_options", {{"include_usage", "yes"}}},

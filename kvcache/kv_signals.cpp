@@ -1,0 +1,183 @@
+// What policies are shown of queries, keys and attention. Read in Attend or computed when a policy is called, for sequences
+// whose policy asks. Sums over prompt rows are kept beside the lists and follow their entries through repacks.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/check.h"
+#include "kvcache/kv_cache_impl.h"
+
+namespace loupe {
+
+// One item's rows of a step in one layer.
+void KvCache::Impl::ReadRows(const KvBatch::State& state, int item_index, int layer, const AttendArgs& args, Stream& stream) {
+  const StepItem& item = state.items[static_cast<size_t>(item_index)];
+  Sequence& sequence = *item.sequence;
+  const Signals& signals = sequence.signals;
+  if (signals.window_query_rows > 0) {
+    const int64_t stride = args.q.row_stride;
+    CaptureQueries(sequence, layer, args.q.row<float>(item.prompt_begin), stride, sequence.num_tokens, item.num_prompt);
+    if (signals.window_goes_on) {
+      CaptureQueries(sequence, layer, args.q.row<float>(item.decode_begin), stride, sequence.num_tokens + item.num_prompt,
+                     item.num_decode);
+    }
+  }
+  if (item.num_prompt == 0) return;
+  if (signals.column_stride > 0) SumColumns(state, item_index, layer, args, stream);
+  if (!signals.output_norms) return;
+  std::vector<float>& norms = sequence.output_norms[static_cast<size_t>(layer)];
+  norms.resize(static_cast<size_t>(sequence.num_prompt * shape.num_heads));  // forgets a step that was abandoned
+  for (int r = 0; r < item.num_prompt; ++r) {
+    const float* out = args.out.row<float>(item.prompt_begin + r);
+    for (int h = 0; h < shape.num_heads; ++h, out += shape.head_dim) {
+      float square = 0;
+      for (int d = 0; d < shape.head_dim; ++d) square += out[d] * out[d];
+      norms.push_back(std::sqrt(square));
+    }
+  }
+}
+
+void KvCache::Impl::CaptureQueries(Sequence& sequence, int layer, const float* q, int64_t stride, int first_position, int rows) const {
+  QueryWindow& window = sequence.window;
+  const size_t row_values = static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim);
+  for (int r = std::max(0, rows - window.rows); r < rows; ++r) {
+    const int slot = (first_position + r) % window.rows;
+    const size_t to = (static_cast<size_t>(layer) * static_cast<size_t>(window.rows) + static_cast<size_t>(slot)) * row_values;
+    std::memcpy(window.values.data() + to, q + r * stride, row_values * sizeof(float));
+  }
+}
+
+// Adds the sampled rows of a prompt chunk. Written beside the sums that are valid, which Commit replaces.
+void KvCache::Impl::SumColumns(const KvBatch::State& state, int item_index, int layer, const AttendArgs& attend, Stream& stream) {
+  const StepItem& item = state.items[static_cast<size_t>(item_index)];
+  Sequence& sequence = *item.sequence;
+  const int stride = sequence.signals.column_stride, groups = shape.num_kv_heads, group_heads = heads_per_group();
+  const int first = stride - 1 - sequence.num_tokens % stride;  // the first sampled row of the chunk
+  const int rows = first < item.num_prompt ? (item.num_prompt - first + stride - 1) / stride : 0;
+  sequence.next_columns.resize(sequence.columns.size());
+  const auto sampled = [&](Tensor t) {
+    t.data = t.dtype == DType::kF32 ? static_cast<void*>(t.row<float>(item.prompt_begin + first))
+                                    : static_cast<void*>(t.row<int32_t>(item.prompt_begin + first));
+    t.shape[0] = rows;
+    t.row_stride *= stride;
+    return t;
+  };
+  SumAttentionArgs args;
+  args.pages = attend.pages;
+  int32_t* list_begin = attend.list_begin.as<int32_t>() + item_index * groups;
+  args.list_begin = MakeTensor(list_begin, DType::kI32, groups + 1);
+  args.arena = attend.arena;
+  args.scale = attend.scale;
+  args.sinks = attend.sinks;
+  std::vector<float*> columns;
+  for (int h = 0; h < shape.num_heads; ++h) {
+    const int g = h / group_heads;
+    const size_t at = static_cast<size_t>(layer * shape.num_heads + h);
+    std::vector<float>& next = sequence.next_columns[at];
+    next = sequence.columns[at];
+    next.resize(static_cast<size_t>(list_begin[g + 1] - list_begin[g]) * kPageEntries, 0.f);
+    columns.push_back(next.data());
+  }
+  args.columns = columns.data();
+  if (rows == 0) return;
+  args.q = sampled(attend.q);
+  args.visible_begin = sampled(attend.visible_begin);
+  args.visible_end = sampled(attend.visible_end);
+  backend.SumAttention(args, stream);
+}
+
+// The step's rows are in the lists now.
+void KvCache::Impl::CommitSignals(Sequence& sequence, const StepItem& item) {
+  if (sequence.columns.empty()) return;
+  if (item.num_prompt > 0) {
+    LOUPE_CHECK_EQ(sequence.next_columns.size(), sequence.columns.size()) << "a prompt step without attention";
+    sequence.columns.swap(sequence.next_columns);
+  }
+  for (size_t i = 0; i < sequence.columns.size(); ++i) {
+    sequence.columns[i].resize(static_cast<size_t>(sequence.lists[i / static_cast<size_t>(heads_per_group())].entries()), 0.f);
+  }
+}
+
+// A generated token's row joins the column sums.
+void KvCache::Impl::AddProbabilities(const KvBatch::State& state, int item_index) {
+  const StepItem& item = state.items[static_cast<size_t>(item_index)];
+  Sequence& sequence = *item.sequence;
+  if (!sequence.signals.columns_go_on || !sequence.signals.entry_probability || item.num_decode != 1) return;
+  const size_t heads = static_cast<size_t>(heads_per_group());
+  for (size_t i = 0; i < sequence.lists.size(); ++i) {
+    ListView view;
+    ViewMasses(state, item_index, i, &view);
+    for (size_t r = 0; r < heads; ++r) {
+      std::vector<float>& sums = sequence.columns[i * heads + r];
+      for (size_t e = 0; e < sums.size(); ++e) sums[e] += view.entry_probability[e * heads + r];
+    }
+  }
+}
+
+// What the entries of a layer get from the last `rows` rows, into window_mass.
+void KvCache::Impl::SumWindow(const Sequence& sequence, int layer, int rows, Stream& stream) {
+  const int groups = shape.num_kv_heads, group_heads = heads_per_group();
+  const QueryWindow& window = sequence.window;
+  const int end = sequence.signals.window_goes_on ? sequence.num_tokens : sequence.num_prompt;
+  const size_t row_values = static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim);
+  gathered_queries.resize(static_cast<size_t>(rows) * row_values);
+  std::vector<PageRef> pages;
+  std::vector<int32_t> list_begin{0}, visible_begin, visible_end;
+  std::vector<float*> columns;
+  for (int g = 0; g < groups; ++g) {
+    const size_t list_index = static_cast<size_t>(layer * groups + g);
+    const KvList& list = sequence.lists[list_index];
+    pages.insert(pages.end(), list.pages.begin(), list.pages.end());
+    list_begin.push_back(static_cast<int32_t>(pages.size()));
+    for (int r = 0; r < group_heads; ++r) {
+      std::vector<float>& mass = window_mass[list_index * static_cast<size_t>(group_heads) + static_cast<size_t>(r)];
+      mass.assign(list.pages.size() * kPageEntries, 0.f);
+      columns.push_back(mass.data());
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    const int position = end - rows + r;
+    const size_t slot = static_cast<size_t>(layer) * static_cast<size_t>(window.rows) + static_cast<size_t>(position % window.rows);
+    std::memcpy(gathered_queries.data() + static_cast<size_t>(r) * row_values, window.values.data() + slot * row_values,
+                row_values * sizeof(float));
+    for (int g = 0; g < groups; ++g) {
+      const PositionPlane& positions = sequence.lists[static_cast<size_t>(layer * groups + g)].positions;
+      const int layer_window = this->window(layer);
+      visible_begin.push_back(layer_window > 0 ? positions.LowerBound(position - layer_window + 1) : 0);
+      visible_end.push_back(positions.ascending() ? positions.LowerBound(position + 1) : positions.size());
+    }
+  }
+  SumAttentionArgs args;
+  args.q = MakeTensor(gathered_queries.data(), DType::kF32, rows, shape.num_heads, shape.head_dim);
+  args.pages = MakeTensor(pages.data(), DType::kBytes, static_cast<int64_t>(pages.size()));
+  args.list_begin = MakeTensor(list_begin.data(), DType::kI32, groups + 1);
+  args.visible_begin = MakeTensor(visible_begin.data(), DType::kI32, rows, groups);
+  args.visible_end = MakeTensor(visible_end.data(), DType::kI32, rows, groups);
+  args.arena = arena->data();
+  args.scale = shape.scale;
+  if (sinks) args.sinks = MakeTensor(static_cast<float*>(sinks->data()) + int64_t{layer} * shape.num_heads, DType::kF32, shape.num_heads);
+  args.columns = columns.data();
+  if (rows > 0) backend.SumAttention(args, stream);
+}
+
+void KvCache::Impl::SummariseKeys(const Sequence& sequence, Stream& stream) {
+  key_norms.resize(sequence.lists.size());
+  key_alignment.resize(sequence.lists.size());
+  for (size_t i = 0; i < sequence.lists.size(); ++i) {
+    const KvList& list = sequence.lists[i];
+    key_norms[i].resize(static_cast<size_t>(list.entries()));
+    SummariseKeysArgs args;
+    args.pages = list.pages.data();
+    args.num_pages = static_cast<int>(list.pages.size());
+    args.head_dim = shape.head_dim;
+    args.arena = arena->data();
+    args.norms = key_norms[i].data();
+    if (sequence.signals.key_alignment) {
+      key_alignment[i].resize(static_cast<size_t>(list.entries()));
+      args.alignment = key_alignment[i].data();
+    }
+    backend.SummariseKeys(args, stream);
+  }
+}
+
+}  // namespace loupe

@@ -1,0 +1,113 @@
+#include "kvcache/policies/budget.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace loupe {
+namespace {
+
+absl::Status Refuse(const std::string& field, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("kv.", field, ": ", why));
+}
+
+const char* FieldOf(KvBudget::Kind kind) {
+  switch (kind) {
+    case KvBudget::Kind::kRatio: return "budget.ratio";
+    case KvBudget::Kind::kTokens: return "budget.tokens";
+    case KvBudget::Kind::kBytes: return "budget.bytes";
+    default: return "budget";
+  }
+}
+
+// Sets what the budget asks for, in entries and bytes. `*wanted` is the mean number of entries before page slack.
+absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, EvictionBudget* out, double* wanted) {
+  const double value = budget.value;
+  const int64_t lists = context.num_lists();
+  const double full_bytes = static_cast<double>(lists * context.entry_bytes) * context.num_prompt;
+  switch (budget.kind) {
+    case KvBudget::Kind::kNone:
+      return absl::OkStatus();
+    case KvBudget::Kind::kRatio:
+      if (!(value > 0 && std::isfinite(value))) return Refuse("budget.ratio", absl::StrCat("is ", value, ", must be above 0"));
+      if (value >= 1) return absl::OkStatus();
+      out->total_bytes = std::max(static_cast<int64_t>(value * full_bytes), lists * context.small_page_bytes);
+      break;
+    case KvBudget::Kind::kTokens:
+      if (!(value >= 1 && value <= (1 << 30) && value == std::floor(value))) {
+        return Refuse("budget.tokens", absl::StrCat("is ", value, ", must be a whole number of at least 1"));
+      }
+      out->entries = static_cast<int>(value);
+      *wanted = value;
+      break;
+    case KvBudget::Kind::kBytes:
+      if (!(value >= static_cast<double>(lists * context.small_page_bytes) && value < 1e18)) {
+        return Refuse("budget.bytes", absl::StrCat("is ", value, ", must be at least ", lists * context.small_page_bytes,
+                                                   ": ", lists, " lists of one page of 16 entries"));
+      }
+      out->total_bytes = static_cast<int64_t>(value);
+      break;
+  }
+  out->drops = true;
+  if (out->total_bytes == 0) return absl::OkStatus();
+  *wanted = static_cast<double>(out->total_bytes) / static_cast<double>(lists * context.entry_bytes);
+  out->entries = context.MaxEntries(out->total_bytes / lists);
+  return absl::OkStatus();
+}
+
+absl::Status ReadProtection(const KvProtect& protect, const PolicyContext& context, double wanted, Protection* out) {
+  const int prompt = context.num_prompt;
+  out->sinks = protect.sinks.value_or(4);
+  // Relative to the budget, so that a small one is not spent on the last tokens alone.
+  out->recent = protect.recent.value_or(static_cast<int>(std::min(64.0, wanted / 4)));
+  if (out->sinks < 0) return Refuse("protect.sinks", absl::StrCat("is ", out->sinks, ", must be 0 or more"));
+  if (out->recent < 0) return Refuse("protect.recent", absl::StrCat("is ", out->recent, ", must be 0 or more"));
+  for (const auto& [from, to] : protect.ranges) {
+    if (from < 0 || to <= from || to > prompt) {
+      return Refuse("protect.ranges", absl::StrCat("[", from, ", ", to, ") must lie within the prompt's 0 to ", prompt,
+                                                   " and hold at least one token"));
+    }
+  }
+  out->ranges = protect.ranges;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int Protection::Count(int num_tokens) const {
+  int count = 0;
+  for (int p = 0; p < num_tokens; ++p) count += Covers(p, num_tokens) ? 1 : 0;
+  return count;
+}
+
+absl::StatusOr<EvictionBudget> PlanBudget(const KvOptions& options, const PolicyContext& context, DecodeForm decode, int interval) {
+  EvictionBudget out;
+  double wanted = context.num_prompt;
+  if (absl::Status s = ReadBudget(options.budget, context, &out, &wanted); !s.ok()) return s;
+  if (absl::Status s = ReadProtection(options.protect, context, wanted, &out.protection); !s.ok()) return s;
+  if (!out.drops) return out;
+  out.decode = decode;
+  out.interval = decode == DecodeForm::kAppend ? 0 : interval;
+  // Generated tokens never lie in a range, so in a decode form the last ones and the ranges add up.
+  int prompt_only = out.protection.Count(context.num_prompt);
+  if (decode != DecodeForm::kAppend) {
+    Protection fixed = out.protection;
+    fixed.recent = 0;
+    prompt_only = std::max(prompt_only, fixed.Count(context.num_prompt) + out.protection.recent);
+    // A decode form holds its budget after every step, so what is appended until the next cut is inside.
+    const int room = out.total_bytes > 0 ? out.entries - std::max(prompt_only, 1) : interval;
+    out.interval = std::clamp(interval, 1, std::max(1, decode == DecodeForm::kEachToken ? 1 : room / 2));
+    if (out.total_bytes > 0) out.entries -= out.interval;
+  }
+  if (prompt_only > out.entries && (out.entries < context.num_prompt || decode != DecodeForm::kAppend)) {
+    return Refuse(FieldOf(options.budget.kind),
+                  absl::StrCat("is ", options.budget.value, ", which leaves ", out.entries, " entries a list, but ", prompt_only,
+                               " are protected (", out.protection.sinks, " sinks, ", out.protection.recent, " recent, ",
+                               out.protection.ranges.size(), " ranges); raise the budget or protect less"));
+  }
+  if (decode == DecodeForm::kAppend && out.entries >= context.num_prompt) out.drops = false;
+  return out;
+}
+
+}  // namespace loupe

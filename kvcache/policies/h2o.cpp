@@ -1,0 +1,65 @@
+// H2O (Zhang et al., arXiv 2306.14048): the entries that got most attention so far. By default a sum is divided by the
+// number of rows that can see the entry, which takes away the head start of early tokens; `sums` raw is the paper's. Rows
+// of the prompt are sampled, since their sums are not what attention computes anyway; `stride` 1 takes all.
+#include <algorithm>
+
+#include "kvcache/policies/primitives.h"
+
+namespace loupe {
+namespace {
+
+class HeavyHitter final : public Scorer {
+ public:
+  HeavyHitter(int stride, bool normalised, bool goes_on) : stride_(stride), normalised_(normalised), goes_on_(goes_on) {}
+
+  Signals signals() const override {
+    return {.column_stride = stride_, .columns_go_on = goes_on_, .entry_probability = goes_on_};
+  }
+
+  void ScoreLayer(const SequenceView& sequence, int layer, LayerScores* scores) const override {
+    for (const ListView& list : sequence.layer(layer)) {
+      std::vector<float>& score = (*scores)[static_cast<size_t>(list.kv_head)];
+      score.assign(list.positions.size(), 0.f);
+      for (const std::span<const float> sums : list.column_sums) {
+        for (size_t e = 0; e < score.size(); ++e) score[e] += sums[e];
+      }
+      const float heads = static_cast<float>(list.column_sums.size());
+      for (size_t e = 0; e < score.size(); ++e) {
+        const int rows = normalised_ ? RowsThatSee(sequence, list.positions[e]) : 1;
+        // Nobody has looked yet: worth as much as an entry can be.
+        score[e] = rows > 0 ? score[e] / (heads * static_cast<float>(rows)) : 1.f;
+      }
+    }
+  }
+
+ private:
+  int RowsThatSee(const SequenceView& sequence, int position) const {
+    const int prompt = std::max(0, sequence.num_prompt / stride_ - position / stride_);
+    return prompt + (goes_on_ ? sequence.num_tokens - std::max(position, sequence.num_prompt) : 0);
+  }
+
+  int stride_;
+  bool normalised_, goes_on_;
+};
+
+absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
+  return MakeEviction("h2o", options, context, DecodeForm::kEachToken, [&](const EvictionBudget& budget) {
+    return std::make_unique<HeavyHitter>(static_cast<int>(NumberParam(options, "stride")), WordParam(options, "sums") == "normalised",
+                                         budget.decode != DecodeForm::kAppend);
+  });
+}
+
+}  // namespace
+
+PolicyRow H2oRow() {
+  return {"h2o",
+          "keeps what all rows together attended to most",
+          "column sums of attention",
+          false,
+          {{"sums", "normalised: over the rows that can see the entry; raw: the paper's sums", 0, 0, 0, false, {"normalised", "raw"}},
+           {"stride", "every so many prompt rows are summed; 1: all of them", 16, 1, 64},
+           DecodeParam(true)},
+          Make};
+}
+
+}  // namespace loupe

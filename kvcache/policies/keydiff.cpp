@@ -1,0 +1,31 @@
+// KeyDiff (Park et al., arXiv 2504.15364): keeps the keys that differ most from the mean direction of all. Needs no queries.
+#include "kvcache/policies/primitives.h"
+
+namespace loupe {
+namespace {
+
+class Difference final : public Scorer {
+ public:
+  Signals signals() const override { return {.key_alignment = true}; }
+  void ScoreLayer(const SequenceView& sequence, int layer, LayerScores* scores) const override {
+    for (const ListView& list : sequence.layer(layer)) {
+      std::vector<float>& score = (*scores)[static_cast<size_t>(list.kv_head)];
+      score.assign(list.key_alignment.begin(), list.key_alignment.end());
+      for (float& s : score) s = -s;
+    }
+  }
+};
+
+absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
+  return MakeEviction("keydiff", options, context, DecodeForm::kInterval,
+                      [](const EvictionBudget&) { return std::make_unique<Difference>(); });
+}
+
+}  // namespace
+
+PolicyRow KeyDiffRow() {
+  return {"keydiff", "keeps the keys that differ most from the mean direction", "the keys alone", false,
+          {DecodeParam(false), IntervalParam()}, Make};
+}
+
+}  // namespace loupe

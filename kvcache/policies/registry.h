@@ -1,0 +1,67 @@
+// All policies, one row each: name, what it does, its parameters with ranges and defaults, and how one is made for a
+// request. What lists policies to users (HTTP, gRPC, --help-kv) reads the same rows. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvcache/policies/options.h"
+#include "kvcache/policies/policy.h"
+
+namespace loupe {
+
+// A parameter: a number in a range, or one of several words.
+struct ParamSpec {
+  std::string name;
+  std::string summary;
+  double default_value = 0;
+  double min = 0, max = 0;
+  bool integer = true;
+  std::vector<std::string> choices = {};  // not empty: a word; default_value is the index of the default
+};
+
+// What lists cost, and what there is to hold: what a policy must know of cache and prompt to plan its budget.
+struct PolicyContext {
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int heads_per_group = 0;
+  int64_t entry_bytes = 0;       // key and value in the model's own cache type
+  int64_t page_bytes = 0;        // 64 entries
+  int64_t small_page_bytes = 0;  // 16 entries
+  int num_prompt = 0;
+  bool allow_baselines = false;  // policies that only serve as comparison
+
+  int num_lists() const { return num_layers * num_kv_heads; }
+  // Bytes of a list's pages.
+  int64_t ListBytes(int entries) const;
+  // The longest list that `bytes` hold.
+  int MaxEntries(int64_t bytes) const;
+};
+
+struct PolicyRow {
+  std::string name;
+  std::string summary;
+  std::string needs;  // what it costs, for people
+  bool baseline = false;
+  std::vector<ParamSpec> params;
+  // INVALID_ARGUMENT names the field, the value and its limits. `options` has all parameters of the row, in range.
+  absl::StatusOr<std::unique_ptr<Policy>> (*make)(const KvOptions& options, const PolicyContext& context) = nullptr;
+};
+
+// In the order in which they are shown. "auto" is none of them: the engine chooses one.
+std::span<const PolicyRow> AllPolicies();
+const PolicyRow* FindPolicy(std::string_view name);
+
+// The policy that `options` names, for a prompt. INVALID_ARGUMENT: "kv.<field>: <what is wrong, with the limits>".
+absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const KvOptions& options, const PolicyContext& context);
+
+// A parameter's value. For the rows' make functions: every parameter is there.
+double NumberParam(const KvOptions& options, const char* name);
+const std::string& WordParam(const KvOptions& options, const char* name);
+
+}  // namespace loupe
