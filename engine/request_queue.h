@@ -32,9 +32,8 @@ class RequestQueue {
   RequestQueue(int max_waiting, const Clock& clock);
 
   // ---- any thread
-  // All or none. ALREADY_EXISTS: an id is in flight; RESOURCE_EXHAUSTED: full; INVALID_ARGUMENT: more than ever fit;
-  // UNAVAILABLE: draining.
-  absl::Status Push(std::vector<Submission> submissions);
+  // ALREADY_EXISTS: the id is in flight; RESOURCE_EXHAUSTED: full; UNAVAILABLE: draining.
+  absl::Status Push(Submission submission);
   bool Cancel(const std::string& id);
   void BeginDrain();
   void AbortAll();

@@ -149,6 +149,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const KvConfig& config,
 
 absl::StatusOr<SeqId> KvCache::Open(const Policy& policy) { return impl_->Open(policy); }
 absl::StatusOr<SeqId> KvCache::Fork(SeqId parent) { return impl_->Fork(parent); }
+absl::StatusOr<SeqId> KvCache::Fork(SeqId parent, const Policy& policy, Stream& stream) { return impl_->Fork(parent, policy, stream); }
 void KvCache::Close(SeqId seq) { impl_->Close(seq); }
 int KvCache::num_tokens(SeqId seq) const { return impl_->Get(seq).num_tokens; }
 

@@ -17,27 +17,52 @@ void KvCache::Impl::RunPolicy(const KvBatch::State& state, int item_index, Strea
   const int generated = sequence.num_tokens - sequence.num_prompt;
   const bool after_decode = interval > 0 && item.num_decode > 0 && generated / interval > (generated - item.num_decode) / interval;
   if (!after_prefill && !after_decode) return;
+  if (after_prefill) {
+    (void)EndPrefill(sequence, stream);  // without room it is due again after the next step
+    return;
+  }
+  const SequenceView view = BuildViews(sequence, false, stream);
+  for (size_t i = 0; item.num_decode == 1 && i < views.size(); ++i) ViewMasses(state, item_index, i, &views[i]);
+  actions.clear();
+  policy.AfterDecode(view, &actions);
+  const absl::Status status = Repack(sequence, actions, stream);
+  LOUPE_CHECK(status.ok() || absl::IsResourceExhausted(status)) << "policy " << policy.name() << ": " << status.ToString();
+}
+
+absl::Status KvCache::Impl::EndPrefill(Sequence& sequence, Stream& stream) {
+  const Policy& policy = *sequence.policy;
   if (!policy.keeps_everything()) {
-    const SequenceView view = BuildViews(state, item_index, after_prefill, stream);
+    const SequenceView view = BuildViews(sequence, true, stream);
     actions.clear();
-    if (after_prefill) {
-      policy.AfterPrefill(view, &actions);
-    } else {
-      policy.AfterDecode(view, &actions);
-    }
+    policy.AfterPrefill(view, &actions);
     const absl::Status status = Repack(sequence, actions, stream);
-    if (absl::IsResourceExhausted(status)) return;
+    if (absl::IsResourceExhausted(status)) return status;
     LOUPE_CHECK(status.ok()) << "policy " << policy.name() << ": " << status.ToString();
   }
-  if (!after_prefill) return;
   sequence.prefill_pending = false;
   sequence.prompt_tokens = sequence.num_prompt;
   sequence.prompt_device_bytes = sequence.device_bytes;
+  return absl::OkStatus();
 }
 
-SequenceView KvCache::Impl::BuildViews(const KvBatch::State& state, int item_index, bool after_prefill, Stream& stream) {
-  const StepItem& item = state.items[static_cast<size_t>(item_index)];
-  const Sequence& sequence = *item.sequence;
+absl::StatusOr<SeqId> KvCache::Impl::Fork(SeqId parent, const Policy& policy, Stream& stream) {
+  const Sequence& from = Get(parent);
+  LOUPE_CHECK(!from.prefill_pending && from.prompt_tokens == from.num_tokens)
+      << "sequence " << parent.value << " is not at the end of its prompt";
+  absl::StatusOr<SeqId> id = Fork(parent);
+  if (!id.ok()) return id;
+  Sequence& sequence = Get(*id);
+  sequence.policy = &policy;
+  NarrowSignals(&sequence, policy.keeps_everything() ? Signals{} : policy.signals());
+  sequence.prefill_pending = true;
+  if (const absl::Status status = EndPrefill(sequence, stream); !status.ok()) {
+    Close(*id);
+    return status;
+  }
+  return id;
+}
+
+SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, bool after_prefill, Stream& stream) {
   const Signals& signals = sequence.signals;
   const size_t heads = static_cast<size_t>(heads_per_group());
   SequenceView view;
@@ -78,7 +103,6 @@ SequenceView KvCache::Impl::BuildViews(const KvBatch::State& state, int item_ind
     }
     if (signals.key_norms || signals.key_alignment) list.key_norms = key_norms[i];
     if (signals.key_alignment) list.key_alignment = key_alignment[i];
-    if (!after_prefill && item.num_decode == 1) ViewMasses(state, item_index, i, &list);
   }
   view.lists = views;
   return view;

@@ -9,6 +9,35 @@
 
 namespace loupe {
 
+// What `sequence` has collected becomes what `wanted` would have collected: a shorter window, or nothing.
+void KvCache::Impl::NarrowSignals(Sequence* sequence, const Signals& wanted) const {
+  const Signals& has = sequence->signals;
+  LOUPE_CHECK(wanted.window_query_rows <= has.window_query_rows)
+      << wanted.window_query_rows << " of " << has.window_query_rows << " window rows";
+  LOUPE_CHECK(wanted.column_stride == 0 || wanted.column_stride == has.column_stride)
+      << wanted.column_stride << ", not " << has.column_stride;
+  LOUPE_CHECK(has.output_norms || !wanted.output_norms) << "output norms were not collected";
+  LOUPE_CHECK(has.surprisal || !wanted.surprisal) << "surprisal was not collected";
+  if (wanted.column_stride == 0) sequence->columns.clear(), sequence->next_columns.clear();
+  if (!wanted.output_norms) sequence->output_norms.clear();
+  if (!wanted.surprisal) sequence->surprisal.clear();
+  // The row of position p lies at p % rows, so a shorter ring is another order.
+  const QueryWindow old = std::move(sequence->window);
+  QueryWindow& window = sequence->window;
+  const size_t row = static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim);
+  window.rows = wanted.window_query_rows;
+  window.values.assign(static_cast<size_t>(shape.num_layers) * static_cast<size_t>(window.rows) * row, 0.f);
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (int position = std::max(0, sequence->num_prompt - window.rows); position < sequence->num_prompt; ++position) {
+      const auto at = [&](int rows) {
+        return (static_cast<size_t>(layer) * static_cast<size_t>(rows) + static_cast<size_t>(position % rows)) * row;
+      };
+      std::memcpy(window.values.data() + at(window.rows), old.values.data() + at(old.rows), row * sizeof(float));
+    }
+  }
+  sequence->signals = wanted;
+}
+
 // One item's rows of a step in one layer.
 void KvCache::Impl::ReadRows(const KvBatch::State& state, int item_index, int layer, const AttendArgs& args, Stream& stream) {
   const StepItem& item = state.items[static_cast<size_t>(item_index)];

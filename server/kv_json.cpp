@@ -1,5 +1,7 @@
 #include "server/kv_json.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "kvcache/policies/registry.h"
 #include "nlohmann/json.hpp"
@@ -149,6 +151,36 @@ absl::StatusOr<KvOptions> ParseKvOptions(const std::string& text) {
   const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded()) return absl::InvalidArgumentError(absl::StrCat("kv: not valid JSON: ", text));
   return ParseKvOptions(json);
+}
+
+Json KvOptionsToJson(const KvOptions& options) {
+  Json json = {{"policy", options.policy}};
+  const auto number = [](double x) { return x == std::floor(x) && std::abs(x) < 1e15 ? Json(static_cast<int64_t>(x)) : Json(x); };
+  switch (options.budget.kind) {
+    case KvBudget::Kind::kNone: break;
+    case KvBudget::Kind::kRatio: json["budget"] = {{"ratio", options.budget.value}}; break;
+    case KvBudget::Kind::kTokens: json["budget"] = {{"tokens", number(options.budget.value)}}; break;
+    case KvBudget::Kind::kBytes: json["budget"] = {{"bytes", number(options.budget.value)}}; break;
+  }
+  const KvProtect& protect = options.protect;
+  json["protect"] = {{"sinks", protect.sinks.value_or(4)}, {"recent", protect.recent ? Json(*protect.recent) : Json("auto")}};
+  if (!protect.ranges.empty()) json["protect"]["ranges"] = protect.ranges;
+  if (!protect.messages.empty()) json["protect"]["messages"] = protect.messages;
+  if (!protect.roles.empty()) json["protect"]["roles"] = protect.roles;
+  if (!options.strategy.empty()) json["strategy"] = options.strategy;
+  const PolicyRow* row = FindPolicy(options.policy);
+  for (size_t i = 0; row != nullptr && i < row->params.size(); ++i) {
+    const ParamSpec& spec = row->params[i];
+    const auto given = options.params.find(spec.name);
+    if (given == options.params.end()) {
+      json["params"][spec.name] =
+          spec.choices.empty() ? number(spec.default_value) : Json(spec.choices[static_cast<size_t>(spec.default_value)]);
+    } else {
+      const auto* value = std::get_if<double>(&given->second);
+      json["params"][spec.name] = value != nullptr ? number(*value) : Json(std::get<std::string>(given->second));
+    }
+  }
+  return json;
 }
 
 Json KvPoliciesToJson(bool baselines) {

@@ -16,6 +16,9 @@ inline constexpr size_t kMaxProtectRanges = 256;
 absl::StatusOr<KvOptions> ParseKvOptions(const nlohmann::ordered_json& json);
 absl::StatusOr<KvOptions> ParseKvOptions(const std::string& text);
 
+// The object with every default filled in: what results are kept under.
+nlohmann::ordered_json KvOptionsToJson(const KvOptions& options);
+
 // All policies with their parameters, as /v1/kv/policies shows them; and for people.
 nlohmann::ordered_json KvPoliciesToJson(bool baselines);
 std::string KvPoliciesAsText();

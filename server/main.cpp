@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
       loupe::AddInspectCommand(&root), loupe::AddHealthCommand(&root),
   };
   for (loupe::Command& bench : loupe::AddBenchCommands(&root)) commands.push_back(std::move(bench));
+  for (loupe::Command& eval : loupe::AddEvalCommands(&root)) commands.push_back(std::move(eval));
 
   try {
     root.parse(argc, argv);

@@ -130,8 +130,7 @@ asio::awaitable<AnswerOutcome> RunAnswer(const ApiRequest& request, Answer& answ
       last_write = std::chrono::steady_clock::now();
       continue;
     }
-    // Only a stream has something to say while the engine is silent.
-    const SteadyTime until = request.stream ? last_write + ping : SteadyTime::max();
+    const auto until = std::max(last_write + ping, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
     co_await exchange.Wait(until);
   }
 }

@@ -29,6 +29,7 @@ Command AddTokenizeCommand(CLI::App* root);
 Command AddInspectCommand(CLI::App* root);
 Command AddHealthCommand(CLI::App* root);
 std::vector<Command> AddBenchCommands(CLI::App* root);
+std::vector<Command> AddEvalCommands(CLI::App* root);
 
 // A command with its common options, ready for its own.
 Command MakeCommand(CLI::App* parent, const std::string& name, const std::string& summary, const std::string& example);

@@ -1,0 +1,182 @@
+#include "engine/eval/eval_runner.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "engine/eval/statistics.h"
+#include "kvcache/policies/registry.h"
+
+namespace loupe {
+
+// Keeps everything and collects what several policies ask for, so that forks of one prompt can serve them all.
+class EvalRunner::SharedSignals : public Policy {
+ public:
+  std::string_view name() const override { return "shared signals"; }
+  Signals signals() const override { return signals_; }
+  void AfterPrefill(const SequenceView&, std::vector<ListAction>*) const override {}
+  void AfterDecode(const SequenceView&, std::vector<ListAction>*) const override {}
+
+  // False if one pass over the prompt cannot serve `asked` beside what was added before.
+  bool Add(const Signals& asked) {
+    if (asked.column_stride > 0 && signals_.column_stride > 0 && asked.column_stride != signals_.column_stride)
+      return false;
+    signals_.column_stride = std::max(signals_.column_stride, asked.column_stride);
+    signals_.window_query_rows = std::max(signals_.window_query_rows, asked.window_query_rows);
+    signals_.output_norms |= asked.output_norms;
+    signals_.surprisal |= asked.surprisal;
+    return true;
+  }
+
+ private:
+  Signals signals_;
+};
+
+EvalRunner::EvalRunner(LoadedModel& model, int max_step_tokens)
+    : model_(model), max_step_tokens_(max_step_tokens), stream_(model.backend->NewStream()) {}
+EvalRunner::~EvalRunner() = default;
+
+absl::StatusOr<std::unique_ptr<EvalRunner>> EvalRunner::Create(LoadedModel& model, int sequences, int tokens,
+                                                               int max_step_tokens) {
+  if (tokens > model.config.max_context) {
+    return absl::InvalidArgumentError(absl::StrCat("a window of ", tokens, " tokens exceeds the model's context of ",
+                                                   model.config.max_context, "; lower --context or --continuation"));
+  }
+  std::unique_ptr<EvalRunner> runner(new EvalRunner(model, max_step_tokens));
+  const KvShape shape = model.decoder->kv_shape();
+  const PageFormat format = model.backend->Info().dense_format;
+  const int64_t entry_bytes = CodecBytes(format.key, shape.head_dim) + CodecBytes(format.value, shape.head_dim);
+  const int64_t lists = int64_t{shape.num_layers} * shape.num_kv_heads;
+  KvConfig config;
+  config.max_sequences = sequences;
+  config.max_step_rows = std::max(max_step_tokens, sequences);
+  // Whole pages, one page a list for the open end, and slabs for the page classes.
+  config.device_bytes = sequences * lists * entry_bytes * (tokens + 2 * kPageEntries) + 64 * kSlabBytes;
+  auto cache = KvCache::Create(config, shape, *model.backend);
+  if (!cache.ok()) return cache.status();
+  runner->cache_ = *std::move(cache);
+  return runner;
+}
+
+absl::Status EvalRunner::Step(std::span<const KvStepItem> items, std::span<const int32_t> ids,
+                              std::span<const int32_t> logit_rows, const std::function<void()>& before_commit) {
+  if (absl::Status s = cache_->Reserve(items, &batch_); !s.ok()) return s;
+  ids_.assign(ids.begin(), ids.end());
+  logit_rows_.assign(logit_rows.begin(), logit_rows.end());
+  logits_.resize(logit_rows_.size() * static_cast<size_t>(vocab_size()));
+  DecoderStep step;
+  step.ids = MakeTensor(ids_.data(), DType::kI32, static_cast<int64_t>(ids_.size()));
+  step.cache = cache_.get();
+  step.batch = &batch_;
+  step.logit_rows = MakeTensor(logit_rows_.data(), DType::kI32, static_cast<int64_t>(logit_rows_.size()));
+  step.logits = MakeTensor(logits_.data(), DType::kF32, static_cast<int64_t>(logit_rows_.size()), vocab_size());
+  model_.decoder->Forward(step, *stream_);
+  stream_->Synchronize();
+  if (before_commit) before_commit();
+  cache_->Commit(batch_, *stream_);
+  stream_->Synchronize();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const float>> EvalRunner::Prefill(SeqId seq, std::span<const int32_t> ids, int chunk) {
+  const bool surprisal = cache_->WantsSurprisal(seq);
+  const auto vocab = static_cast<size_t>(vocab_size());
+  for (size_t done = 0; done < ids.size();) {
+    const size_t rows =
+        std::min({static_cast<size_t>(chunk), static_cast<size_t>(max_step_tokens_), ids.size() - done});
+    const bool last = done + rows == ids.size();
+    std::vector<int32_t> wanted;
+    if (surprisal) {
+      wanted.resize(rows);
+      std::iota(wanted.begin(), wanted.end(), 0);
+    } else if (last) {
+      wanted = {static_cast<int32_t>(rows) - 1};
+    }
+    // Row r predicts token r + 1; the first token has no prediction.
+    const auto add_surprisal = [&] {
+      std::vector<float> chunk_surprisal(done == 0 ? 1 : 0, 0.f);
+      for (size_t r = 0; r < rows && done + r + 1 < ids.size(); ++r) {
+        const auto row = std::span<const float>(logits_).subspan(r * vocab, vocab);
+        chunk_surprisal.push_back(static_cast<float>(NegativeLogProbability(row, ids[done + r + 1])));
+      }
+      cache_->AddSurprisal(seq, chunk_surprisal);
+    };
+    const KvStepItem item{seq, static_cast<int>(rows), 0, last};
+    const auto before_commit = surprisal ? std::function<void()>(add_surprisal) : nullptr;
+    if (absl::Status s = Step(std::span(&item, 1), ids.subspan(done, rows), wanted, before_commit); !s.ok()) return s;
+    done += rows;
+  }
+  return std::span<const float>(logits_).last(vocab);
+}
+
+absl::StatusOr<std::span<const float>> EvalRunner::Decode(std::span<const SeqId> seqs, std::span<const int32_t> ids) {
+  std::vector<KvStepItem> items;
+  for (const SeqId seq : seqs) items.push_back({seq, 0, 1, false});
+  std::vector<int32_t> wanted(seqs.size());
+  std::iota(wanted.begin(), wanted.end(), 0);
+  if (absl::Status s = Step(items, ids, wanted); !s.ok()) return s;
+  return std::span<const float>(logits_);
+}
+
+absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolicy> policies,
+                                                       std::span<const int32_t> prompt, int chunk,
+                                                       std::vector<KvSequenceReport>* reports) {
+  PolicyContext context = cache_->policy_context(static_cast<int>(prompt.size()));
+  context.allow_baselines = true;
+  made_.clear();
+  std::vector<SeqId> seqs(policies.size() + 1);
+  // Policies are grouped by the pass over the prompt that can serve them: nearly always one.
+  std::vector<SharedSignals> passes;
+  std::vector<size_t> pass_of;
+  for (const EvalPolicy& policy : policies) {
+    auto made = MakePolicy(policy.options, context);
+    if (!made.ok()) return made.status();
+    size_t pass = 0;
+    while (pass < passes.size() && !passes[pass].Add((*made)->signals())) ++pass;
+    if (pass == passes.size()) {
+      passes.emplace_back();
+      passes.back().Add((*made)->signals());
+    }
+    pass_of.push_back(pass);
+    made_.push_back(*std::move(made));
+  }
+  if (passes.empty()) passes.emplace_back();
+  absl::Status status = absl::OkStatus();
+  const auto check = [&](const auto& result) {
+    if (!result.ok() && status.ok()) status = result.status();
+    return result.ok();
+  };
+  for (size_t pass = 0; pass < passes.size() && status.ok(); ++pass) {
+    auto base = cache_->Open(passes[pass]);
+    if (!check(base)) break;
+    if (check(Prefill(*base, prompt, chunk))) {
+      for (size_t i = 0; i < policies.size() && status.ok(); ++i) {
+        if (pass_of[i] != pass) continue;
+        auto fork = cache_->Fork(*base, *made_[i], *stream_);
+        if (check(fork)) seqs[i + 1] = *fork;
+      }
+    }
+    if (pass == 0 && status.ok()) {
+      auto full = cache_->Fork(*base, FullPolicy(), *stream_);
+      if (check(full)) seqs[0] = *full;
+    }
+    cache_->Close(*base);
+  }
+  if (!status.ok()) {
+    CloseAll(&seqs);
+    return status;
+  }
+  reports->clear();
+  for (const SeqId seq : seqs) reports->push_back(cache_->Report(seq));
+  return seqs;
+}
+
+void EvalRunner::CloseAll(std::vector<SeqId>* seqs) {
+  for (const SeqId seq : *seqs) {
+    if (seq.value >= 0) cache_->Close(seq);
+  }
+  seqs->clear();
+  made_.clear();
+}
+
+}  // namespace loupe
