@@ -121,6 +121,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& confi
 }
 
 absl::StatusOr<std::shared_ptr<ResponseStream>> Engine::Submit(Request request) { return impl_->core->Submit(std::move(request)); }
+absl::StatusOr<std::vector<std::shared_ptr<ResponseStream>>> Engine::SubmitAll(std::vector<Request> requests) {
+  return impl_->core->SubmitAll(std::move(requests));
+}
 bool Engine::Cancel(const std::string& request_id) { return impl_->core->queue().Cancel(request_id); }
 void Engine::BeginDrain() { impl_->core->queue().BeginDrain(); }
 bool Engine::WaitIdle(SteadyTime until) { return impl_->core->queue().WaitIdle(until); }

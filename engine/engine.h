@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/clock.h"
@@ -33,6 +34,9 @@ class Engine {
   // "context_length_exceeded: " and holds both numbers), or a `kv` that cannot be ("kv.<field>: ..."); ALREADY_EXISTS:
   // the id is in flight; RESOURCE_EXHAUSTED: queue full; UNAVAILABLE: draining.
   absl::StatusOr<std::shared_ptr<ResponseStream>> Submit(Request request);
+  // All of them or, with the error of the first that cannot be taken, none. INVALID_ARGUMENT also if there are more than
+  // may ever wait (max_queue).
+  absl::StatusOr<std::vector<std::shared_ptr<ResponseStream>>> SubmitAll(std::vector<Request> requests);
   // Idempotent; false if no such request is in flight.
   bool Cancel(const std::string& request_id);
 

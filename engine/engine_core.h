@@ -43,8 +43,6 @@ struct CoreParts {
   KvDefaults kv = {};
 };
 
-inline constexpr int kMaxSamples = 128;  // n of a request
-
 class EngineCore {
  public:
   // RESOURCE_EXHAUSTED (memory) and INVALID_ARGUMENT (limits) with numbers.
@@ -53,8 +51,9 @@ class EngineCore {
   ~EngineCore();
 
   // ---- any thread
-  // As Engine::Submit. The handle cancels the request when its last copy goes.
+  // As Engine's. A handle cancels its request when its last copy goes.
   absl::StatusOr<std::shared_ptr<ResponseStream>> Submit(Request request);
+  absl::StatusOr<std::vector<std::shared_ptr<ResponseStream>>> SubmitAll(std::vector<Request> requests);
   RequestQueue& queue() { return queue_; }
   // Positions of one sample: the asked limit, or less if the arena holds less.
   int max_context() const { return limits_.max_context; }
@@ -83,7 +82,6 @@ class EngineCore {
 
   // engine_admission.cpp: requests in
   absl::Status Check(const Request& request) const;
-  absl::Status CheckSampling(const SamplingParams& params) const;
   void AddRequest(Submission submission);
   void Enqueue(SequencePtr sequence);
 

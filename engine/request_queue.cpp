@@ -10,24 +10,33 @@ namespace loupe {
 
 RequestQueue::RequestQueue(int max_waiting, const Clock& clock) : max_waiting_(max_waiting), clock_(clock) {}
 
-absl::Status RequestQueue::Push(Submission submission) {
+absl::Status RequestQueue::Push(std::vector<Submission> submissions) {
   const SteadyTime now = clock_.Now();
+  const int count = static_cast<int>(submissions.size());
   {
     const std::lock_guard lock(mutex_);
-    const Request& request = submission.request;
     if (draining_ || stop_) return absl::UnavailableError("the server is draining; send the request to another one");
-    if (in_flight_.contains(request.id)) {
-      return absl::AlreadyExistsError(absl::StrCat("request id '", request.id, "' is in flight; use another id"));
+    if (count > max_waiting_) {
+      return absl::InvalidArgumentError(absl::StrCat("prompt: has ", count, " prompts, but at most ", max_waiting_,
+                                                     " may wait at a time (--max-queue); send them in pieces"));
     }
-    if (num_waiting_ >= max_waiting_) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(num_waiting_, " requests wait, at most ", max_waiting_, " may; try again later"));
+    for (const Submission& submission : submissions) {
+      if (!in_flight_.contains(submission.request.id)) continue;
+      return absl::AlreadyExistsError(absl::StrCat("request id '", submission.request.id, "' is in flight; use another id"));
+    }
+    if (num_waiting_ + count > max_waiting_) {
+      return absl::ResourceExhaustedError(absl::StrCat(num_waiting_, " requests wait, at most ", max_waiting_, " may, and ",
+                                                       count, " would come; try again later"));
     }
     if (num_unended_ == 0) last_progress_ = now;
-    in_flight_[request.id] = {submission.stream, request.arrival, static_cast<int64_t>(request.prompt.size()), true};
-    ++num_waiting_;
-    ++num_unended_;
-    arrived_.push_back(std::move(submission));
+    for (Submission& submission : submissions) {
+      const Request& request = submission.request;
+      const InFlight entry{submission.stream, request.arrival, static_cast<int64_t>(request.prompt.size()), true};
+      LOUPE_CHECK(in_flight_.emplace(request.id, entry).second) << "two requests of one call are called '" << request.id << "'";
+      arrived_.push_back(std::move(submission));
+    }
+    num_waiting_ += count;
+    num_unended_ += count;
   }
   work_.notify_one();
   return absl::OkStatus();

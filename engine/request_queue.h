@@ -32,8 +32,9 @@ class RequestQueue {
   RequestQueue(int max_waiting, const Clock& clock);
 
   // ---- any thread
-  // ALREADY_EXISTS: the id is in flight; RESOURCE_EXHAUSTED: full; UNAVAILABLE: draining.
-  absl::Status Push(Submission submission);
+  // All or none. ALREADY_EXISTS: an id is in flight; RESOURCE_EXHAUSTED: full; INVALID_ARGUMENT: more than ever fit;
+  // UNAVAILABLE: draining.
+  absl::Status Push(std::vector<Submission> submissions);
   bool Cancel(const std::string& id);
   void BeginDrain();
   void AbortAll();

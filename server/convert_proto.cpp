@@ -3,11 +3,11 @@
 #include <google/protobuf/util/json_util.h>
 
 #include "absl/strings/str_cat.h"
-#include "engine/text/stream_decoder.h"
+#include "engine/text/unicode.h"
+#include "engine/validate.h"
 #include "nlohmann/json.hpp"
 #include "server/kv_json.h"
 #include "server/openai_request.h"
-#include "server/validate.h"
 
 namespace loupe {
 namespace {
@@ -147,15 +147,16 @@ absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const E
 }
 
 absl::StatusOr<std::string> TextOf(const google::protobuf::RepeatedField<int32_t>& ids, const char* field, const Tokenizer& tokenizer) {
-  StreamDecoder decoder(tokenizer, {}, false);
+  Utf8Repair repair;
   std::string text;
   for (const int32_t id : ids) {
     if (id < 0 || id >= tokenizer.vocab_size()) {
       return absl::InvalidArgumentError(absl::StrCat(field, ": ", id, " is not a token id from 0 to ", tokenizer.vocab_size() - 1));
     }
-    text += decoder.Push(id);
+    repair.Push(tokenizer.TokenBytes(id), &text);
   }
-  return text + decoder.Flush();
+  repair.Finish(&text);
+  return text;
 }
 
 v1::Started StartedToProto(const Started& started) {

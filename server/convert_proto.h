@@ -17,8 +17,8 @@ namespace loupe {
 absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const Engine& engine, const PromptLimits& limits);
 absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const Engine& engine, const PromptLimits& limits);
 
-// Text of the ids as a proto string may hold it: bytes that are no UTF-8 become U+FFFD. INVALID_ARGUMENT: an id that the
-// vocabulary lacks; `field` names where it stands.
+// Text of the ids, control tokens included, as a proto string may hold it: bytes that are no UTF-8 become U+FFFD.
+// INVALID_ARGUMENT: an id that the vocabulary lacks; `field` names where it stands.
 absl::StatusOr<std::string> TextOf(const google::protobuf::RepeatedField<int32_t>& ids, const char* field, const Tokenizer& tokenizer);
 
 v1::Started StartedToProto(const Started& started);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <condition_variable>
 #include <mutex>
 #include <random>
 
@@ -16,6 +17,7 @@
 #include "loupe/v1/admin.grpc.pb.h"
 #include "loupe/v1/inference.grpc.pb.h"
 #include "server/convert_proto.h"
+#include "server/grpc_parse_errors.h"
 #include "server/grpc_stream.h"
 
 namespace loupe {
@@ -25,6 +27,7 @@ constexpr size_t kLongestRequestId = 256;           // bytes: ids go into every 
 constexpr int kKeepaliveMs = 60'000, kKeepaliveTimeoutMs = 20'000;  // a peer that vanished is noticed
 constexpr std::chrono::milliseconds kDeadlineMargin{100};  // so that partial text still reaches the caller
 constexpr int kRetryPushbackMs = 1000;
+constexpr std::chrono::milliseconds kLastBytes{100};
 
 std::string NewRequestId() {
   static std::atomic<uint64_t> counter{std::random_device{}()};
@@ -72,9 +75,36 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::
   return reactor;
 }
 
+// Counts what is at work in this server, so that it can be stopped as soon as that has ended; streams that have no end
+// (a watcher of the health service) are not among it.
+class WorkGauge {
+ public:
+  // At work until the returned handle goes.
+  std::shared_ptr<void> Enter() {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+    return {this, [](void* self) { static_cast<WorkGauge*>(self)->Leave(); }};
+  }
+  void WaitForNone(SteadyTime until) {
+    std::unique_lock lock(mutex_);
+    none_.wait_until(lock, until, [this] { return count_ == 0; });
+  }
+
+ private:
+  void Leave() {
+    const std::lock_guard lock(mutex_);
+    if (--count_ == 0) none_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable none_;
+  int count_ = 0;  // guarded by mutex_
+};
+
 class InferenceService : public v1::Inference::CallbackService {
  public:
-  InferenceService(ServerContext& context, boost::asio::thread_pool& pool) : context_(context), pool_(pool) {}
+  InferenceService(ServerContext& context, boost::asio::thread_pool& pool, WorkGauge& work)
+      : context_(context), pool_(pool), work_(work) {}
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* call,
                                                            const v1::GenerateRequest* request) override {
@@ -86,9 +116,12 @@ class InferenceService : public v1::Inference::CallbackService {
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* call, const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override {
+    const auto at_work = work_.Enter();
     const auto engine = FindEngine(context_);
     if (!engine.ok()) return Answer(call, engine.status());
     if (absl::Status model = CheckModel(context_, request->model()); !model.ok()) return Answer(call, model);
+    const absl::Status size = CheckTextBytes("text", static_cast<int64_t>(request->text().size()));
+    if (!size.ok()) return Answer(call, size);
     const Tokenizer& tokenizer = (*engine)->tokenizer();
     for (const int32_t id : tokenizer.Encode(request->text(), request->add_special(), request->parse_special())) {
       response->add_tokens(id);
@@ -99,6 +132,7 @@ class InferenceService : public v1::Inference::CallbackService {
 
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* call, const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override {
+    const auto at_work = work_.Enter();
     const auto engine = FindEngine(context_);
     if (!engine.ok()) return Answer(call, engine.status());
     if (absl::Status model = CheckModel(context_, request->model()); !model.ok()) return Answer(call, model);
@@ -128,7 +162,7 @@ class InferenceService : public v1::Inference::CallbackService {
                                    v1::CancelResponse* response) override {
     const auto engine = FindEngine(context_);
     if (!engine.ok()) return Answer(call, engine.status());
-    response->set_found((*engine)->Cancel(request->request_id()));
+    response->set_found(context_.in_flight.Cancel(request->request_id()));
     return Answer(call, absl::OkStatus());
   }
 
@@ -137,9 +171,11 @@ class InferenceService : public v1::Inference::CallbackService {
   grpc::ServerWriteReactor<Response>* Open(grpc::CallbackServerContext* call, const Message& message, Api api) {
     const std::string id = message.request_id().empty() ? NewRequestId() : message.request_id();
     auto stream = std::make_shared<GrpcStream<Response>>(pool_, GrpcCallLog(context_.metrics, api, id));
+    stream->KeepUntilDone(work_.Enter());
     std::string echo;
     const auto submitted = Submit(*call, message, id, &echo);
     if (submitted.ok()) {
+      stream->KeepUntilDone(context_.in_flight.Add({id}, {*submitted}));
       stream->Begin(*submitted, std::move(echo), message.sampling().has_n() ? message.sampling().n() : 1);
     } else {
       context_.metrics->CountRejected(RejectReasonOf(submitted.status()));
@@ -167,10 +203,12 @@ class InferenceService : public v1::Inference::CallbackService {
     if (!text.ok()) return text.status();
     *echo = *std::move(text);
     context_.metrics->ObserveTokenize(std::chrono::duration<double>(std::chrono::steady_clock::now() - arrival).count());
-    request->id = id;
+    request->id = absl::StrCat("grpc ", id);  // apart from the names that HTTP gives
     request->arrival = arrival;
     SetDeadline(call, message.timeout_ms(), &*request);
-    return (*engine)->Submit(*std::move(request));
+    auto stream = (*engine)->Submit(*std::move(request));
+    if (stream.status().code() != absl::StatusCode::kAlreadyExists) return stream;
+    return absl::AlreadyExistsError(absl::StrCat("request_id: '", id, "' is in flight; use another id"));
   }
 
   PromptLimits Limits(const Engine& engine) {
@@ -180,6 +218,7 @@ class InferenceService : public v1::Inference::CallbackService {
 
   ServerContext& context_;
   boost::asio::thread_pool& pool_;
+  WorkGauge& work_;
   std::once_flag measured_;
   int longest_token_bytes_ = 0;
 };
@@ -213,6 +252,7 @@ class AdminService : public v1::Admin::CallbackService {
 struct GrpcServer::Impl {
   // Pumps of streams run here; destroyed after the server, whose calls use it.
   boost::asio::thread_pool pool{1};
+  WorkGauge work;
   std::unique_ptr<grpc::Service> service;
   std::unique_ptr<grpc::Server> server;
   int port = 0;
@@ -239,6 +279,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
   builder.RegisterService(service);
+  NameParseErrors(&builder);
   builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(context.max_body_bytes, INT_MAX)));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, context.max_connections);  // of one connection
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -262,7 +303,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerContext& con
   auto out = std::unique_ptr<GrpcServer>(new GrpcServer());
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  out->impl_->service = std::make_unique<InferenceService>(context, out->impl_->pool);
+  out->impl_->service = std::make_unique<InferenceService>(context, out->impl_->pool, out->impl_->work);
   auto server = Listen(context, address, out->impl_->service.get(), &out->impl_->port);
   if (!server.ok()) return server.status();
   out->impl_->server = *std::move(server);
@@ -288,8 +329,10 @@ void GrpcServer::SetServing(bool serving) {
 }
 
 void GrpcServer::Shutdown(SteadyTime until) {
-  const auto left = until - std::chrono::steady_clock::now();
-  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::system_clock::duration>(left));
+  impl_->work.WaitForNone(until);
+  // gRPC would wait for a health watcher until the end of its time; what is at work has ended, so this much is enough to
+  // get the last bytes out.
+  impl_->server->Shutdown(std::chrono::system_clock::now() + kLastBytes);
   impl_->server->Wait();
 }
 

@@ -27,6 +27,9 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
  public:
   GrpcStream(boost::asio::thread_pool& pool, GrpcCallLog log) : pool_(pool), log_(std::move(log)) {}
 
+  // `handle` goes when the call is done.
+  void KeepUntilDone(std::shared_ptr<void> handle) { kept_.push_back(std::move(handle)); }
+
   // `echo`: text that each of the n samples begins with.
   void Begin(std::shared_ptr<ResponseStream> stream, std::string echo, int n) {
     self_ = this->shared_from_this();
@@ -63,6 +66,7 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
   void OnDone() override {
     if (stream_ != nullptr) stream_->OnReady({});
     log_.Done();
+    kept_.clear();
     const auto self = std::move(self_);  // the last reference may go here
   }
 
@@ -154,6 +158,7 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
 
   boost::asio::thread_pool& pool_;
   GrpcCallLog log_;
+  std::vector<std::shared_ptr<void>> kept_;
   std::shared_ptr<GrpcStream> self_;
   std::mutex mutex_;
   std::shared_ptr<ResponseStream> stream_;

@@ -13,6 +13,7 @@
 #include "boost/beast/core/error.hpp"
 #include "boost/beast/http/read.hpp"
 #include "boost/beast/http/status.hpp"
+#include "server/http_rules.h"
 #include "server/logging.h"
 #include "spdlog/spdlog.h"
 
@@ -26,10 +27,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr size_t kMaxBuffered = 256 << 10;  // bytes read ahead: a header, or pipelined requests
-constexpr size_t kMaxPipelined = 64 << 10;  // beyond it reading pauses while an answer is written
+constexpr size_t kReadBytes = 4096;         // of one read while an answer is made
 constexpr size_t kMaxIdBytes = 128;
 constexpr int64_t kLingerBytes = 256 << 20;  // of a refused body, read and thrown away
-constexpr std::chrono::seconds kLingerTime{10};
+constexpr std::chrono::milliseconds kLingerTime{10'000}, kLingerTimeStopping{500};
 
 bool FitToEcho(std::string_view id) {
   if (id.empty() || id.size() > kMaxIdBytes) return false;
@@ -76,7 +77,7 @@ asio::awaitable<void> HttpConnection::Run() {
     const bool got_request = co_await ReadRequest();
     if (!got_request) break;
     co_await Handle();
-    if (gone_ || !keep_alive_) break;
+    if (gone_ || !keep_alive_ || stopping_) break;
   }
   if (!gone_) co_await Linger();
   stream_.close();  // now, not when the last reference goes
@@ -91,27 +92,27 @@ asio::awaitable<bool> HttpConnection::ReadRequest() {
   if (holds_large_body_) --shared_.large_bodies;
   holds_large_body_ = false;
   request_ = HttpRequest();
+  request_.method = "BROKEN";  // until its head was read
   const bool got_header = co_await ReadHeader();
   if (!got_header) co_return false;
   const bool got_body = co_await ReadBody();
   if (!got_body) co_return false;
-  TakeRequest();
+  request_.arrival = std::chrono::steady_clock::now();
+  request_.body = std::move(parser_->get().body());
   co_return true;
 }
 
 asio::awaitable<bool> HttpConnection::ReadHeader() {
+  if (stopping_) co_return false;
   if (buffer_.size() == 0) {
-    idle_ = true;
-    if (stopping_) co_return false;
     stream_.expires_after(shared_.options.idle_timeout);
-    const auto [error, bytes] = co_await stream_.async_read_some(buffer_.prepare(4096), kAwait);
+    const auto [error, bytes] = co_await stream_.async_read_some(buffer_.prepare(kReadBytes), kAwait);
     if (error) {
       gone_ = true;
       co_return false;
     }
     buffer_.commit(bytes);
   }
-  idle_ = false;
   parser_.emplace();
   parser_->header_limit(static_cast<uint32_t>(shared_.options.max_header_bytes));
   parser_->body_limit(static_cast<uint64_t>(shared_.context.max_body_bytes));
@@ -121,53 +122,67 @@ asio::awaitable<bool> HttpConnection::ReadHeader() {
     co_await RefuseBroken(error);
     co_return false;
   }
-  version_ = parser_->get().version();
-  keep_alive_ = parser_->get().keep_alive();
-  co_return true;
-}
-
-asio::awaitable<bool> HttpConnection::ReadBody() {
-  if (parser_->is_done()) co_return true;
-  const auto length = parser_->content_length();
-  const bool large = parser_->chunked() || (length && *length > static_cast<uint64_t>(kLargeBody));
-  if (large) {
-    holds_large_body_ = ++shared_.large_bodies <= shared_.options.max_large_bodies;
-    if (!holds_large_body_) {
-      --shared_.large_bodies;
-      unread_body_ = true;
-      std::string why = absl::StrCat(shared_.options.max_large_bodies, " bodies over ", kLargeBody,
-                                     " bytes are being handled; try again soon");
-      co_await Refuse(503, std::move(why));
-      co_return false;
-    }
-  }
-  stream_.expires_after(shared_.options.body_timeout);
-  const auto expect = parser_->get().find(http::field::expect);
-  if (expect != parser_->get().end() && absl::EqualsIgnoreCase(ToString(expect->value()), "100-continue")) {
-    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-    const auto [error, bytes] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
-    if (error) {
-      gone_ = true;
-      co_return false;
-    }
-  }
-  const auto [error, bytes] = co_await http::async_read(stream_, buffer_, *parser_, kAwait);
-  if (error) {
-    co_await RefuseBroken(error);
+  TakeHead();
+  if (const auto refusal = CheckHead(parser_->get())) {
+    unread_body_ = true;
+    HttpResponse response = ErrorResponse(refusal->status, refusal->why);
+    co_await Refuse(std::move(response));
     co_return false;
   }
   co_return true;
 }
 
+asio::awaitable<bool> HttpConnection::ReadBody() {
+  stream_.expires_after(shared_.options.body_timeout);
+  if (!parser_->is_done() && version_ >= 11 && parser_->get().count(http::field::expect) > 0) {
+    const bool going_on = co_await Continue();
+    if (!going_on) co_return false;
+  }
+  parser_->eager(true);
+  while (!parser_->is_done()) {
+    const auto [error, bytes] = co_await http::async_read_some(stream_, buffer_, *parser_, kAwait);
+    if (error) {
+      co_await RefuseBroken(error);
+      co_return false;
+    }
+    // By what has come, not by what was announced: announcing costs a client nothing.
+    if (holds_large_body_ || static_cast<int64_t>(parser_->get().body().size()) <= kLargeBody) continue;
+    holds_large_body_ = ++shared_.large_bodies <= shared_.options.max_large_bodies;
+    if (holds_large_body_) continue;
+    --shared_.large_bodies;
+    unread_body_ = true;
+    HttpResponse response = ErrorResponse(503, absl::StrCat(shared_.options.max_large_bodies, " bodies over ", kLargeBody,
+                                                            " bytes are being handled; try again soon"));
+    response.headers.emplace_back("Retry-After", "1");
+    co_await Refuse(std::move(response));
+    co_return false;
+  }
+  co_return true;
+}
+
+// The client waits for a word before it sends the body: the refusal, if there is no such route.
+asio::awaitable<bool> HttpConnection::Continue() {
+  const HttpRouter::Match match = shared_.router.Find(request_.method, request_.path);
+  if (match.handler == nullptr) {
+    unread_body_ = true;
+    HttpResponse response = NoRoute(match);
+    co_await Refuse(std::move(response));
+    co_return false;
+  }
+  static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  const auto [error, bytes] = co_await asio::async_write(stream_, asio::buffer(kContinue), kAwait);
+  if (error) gone_ = true;
+  co_return !gone_;
+}
+
 // Nothing more can be read from this connection afterwards.
-asio::awaitable<void> HttpConnection::Refuse(int status, std::string message) {
+asio::awaitable<void> HttpConnection::Refuse(HttpResponse response) {
   keep_alive_ = false;
-  request_.method = "BROKEN";
-  request_.id = MakeRequestId();
-  HttpResponse response = ErrorResponse(status, message);
-  if (status == 503) response.headers.emplace_back("Retry-After", "1");
+  handling_ = true;
+  if (request_.id.empty()) request_.id = MakeRequestId();
   const auto start = std::chrono::steady_clock::now();
   co_await Respond(std::move(response));
+  handling_ = false;
   Log(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   if (!gone_) co_await Linger();
 }
@@ -189,27 +204,28 @@ asio::awaitable<void> HttpConnection::RefuseBroken(boost::system::error_code err
     co_return;
   }
   unread_body_ = true;
-  co_await Refuse(status, std::move(why));
+  HttpResponse response = ErrorResponse(status, why);
+  co_await Refuse(std::move(response));
 }
 
-void HttpConnection::TakeRequest() {
-  http::request<http::string_body>& message = parser_->get();
-  request_.arrival = std::chrono::steady_clock::now();
+void HttpConnection::TakeHead() {
+  const http::request<http::string_body>& message = parser_->get();
+  version_ = message.version();
+  keep_alive_ = message.keep_alive();
   request_.method = ToString(message.method_string());
-  const std::string target = ToString(message.target());
-  request_.path = target.substr(0, target.find_first_of("?#"));
+  request_.path = PathOf(ToString(message.target()));
   request_.content_type = ToString(message[http::field::content_type]);
   request_.content_encoding = ToString(message[http::field::content_encoding]);
   request_.traceparent = ToString(message["traceparent"]);
   request_.id = ToString(message["X-Request-Id"]);
   if (!FitToEcho(request_.id)) request_.id = MakeRequestId();
-  request_.body = std::move(message.body());
 }
 
 // ---- answering
 
 asio::awaitable<void> HttpConnection::Handle() {
   if (shared_.options.count_and_log) shared_.context.metrics->HttpStarted();
+  handling_ = true;
   stream_.expires_never();
   std::string failure;
   try {
@@ -226,6 +242,7 @@ asio::awaitable<void> HttpConnection::Handle() {
   }
   if (streaming_ && !gone_) co_await EndStream();
   co_await StopMonitor();
+  handling_ = false;
   if (shared_.options.count_and_log) shared_.context.metrics->HttpFinished();
   Log(std::chrono::duration<double>(std::chrono::steady_clock::now() - request_.arrival).count());
 }
@@ -237,19 +254,22 @@ asio::awaitable<void> HttpConnection::Dispatch() {
     co_await (*match.handler)(request_, *this);
     co_return;
   }
-  HttpResponse response;
-  if (match.allowed.empty()) {
-    response = ErrorResponse(
-        404, absl::StrCat("no route ", request_.path.substr(0, 200), "; there are ", shared_.router.Offered()));
-  } else if (request_.method == "OPTIONS") {
-    response.status = 204;
-    response.headers.emplace_back("Allow", match.allowed);
-  } else {
-    response = ErrorResponse(405, absl::StrCat(request_.method, " is not offered on ", request_.path.substr(0, 200),
-                                               "; use ", match.allowed));
-    response.headers.emplace_back("Allow", match.allowed);
-  }
+  HttpResponse response = NoRoute(match);
   co_await Respond(std::move(response));
+}
+
+HttpResponse HttpConnection::NoRoute(const HttpRouter::Match& match) const {
+  const std::string path = request_.path.substr(0, 200);
+  if (match.allowed.empty()) {
+    return ErrorResponse(404, absl::StrCat("no route ", path, "; there are ", shared_.router.Offered()));
+  }
+  HttpResponse response;
+  response.status = 204;
+  if (request_.method != "OPTIONS") {
+    response = ErrorResponse(405, absl::StrCat(request_.method, " is not offered on ", path, "; use ", match.allowed));
+  }
+  response.headers.emplace_back("Allow", match.allowed);
+  return response;
 }
 
 std::string HttpConnection::Head(const HttpResponse& response, bool streaming) {
@@ -335,11 +355,44 @@ std::function<void()> HttpConnection::Waker() {
   };
 }
 
+asio::awaitable<void> HttpConnection::Compute(std::function<void()> work) {
+  if (static_cast<int64_t>(request_.body.size()) <= kSmallBody) {
+    work();
+    co_return;
+  }
+  struct Job {
+    std::atomic<bool> done{false};
+    std::exception_ptr failure;
+  };
+  const auto job = std::make_shared<Job>();
+  asio::post(shared_.workers, [job, work = std::move(work), wake = Waker()] {
+    try {
+      work();
+    } catch (...) {
+      job->failure = std::current_exception();
+    }
+    job->done = true;
+    wake();
+  });
+  while (!job->done) {  // even if the client has left: the work refers to this request
+    if (!signalled_) {
+      timer_.expires_at(SteadyTime::max());
+      co_await timer_.async_wait(kAwait);
+    }
+    signalled_ = false;
+  }
+  if (job->failure) std::rethrow_exception(job->failure);
+}
+
 void HttpConnection::Monitor() {
-  if (buffer_.size() >= kMaxPipelined) return;
+  if (buffer_.size() + kReadBytes > kMaxBuffered) {
+    log["error"] = absl::StrCat("gave up: ", buffer_.size(), " bytes were sent ahead of an answer");
+    gone_ = true;
+    return;
+  }
   monitoring_ = true;
   stream_.expires_never();
-  stream_.async_read_some(buffer_.prepare(4096),
+  stream_.async_read_some(buffer_.prepare(kReadBytes),
                           [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
                             self->monitoring_ = false;
                             if (!error) {
@@ -371,7 +424,7 @@ asio::awaitable<void> HttpConnection::Linger() {
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   if (!unread_body_ && buffer_.size() == 0) co_return;
   unread_body_ = false;
-  stream_.expires_after(kLingerTime);
+  stream_.expires_after(stopping_ ? kLingerTimeStopping : kLingerTime);
   std::string trash(64 << 10, '\0');
   for (int64_t left = kLingerBytes; left > 0;) {
     const auto [error, bytes] = co_await stream_.async_read_some(asio::buffer(trash), kAwait);
@@ -384,7 +437,7 @@ asio::awaitable<void> HttpConnection::Linger() {
 void HttpConnection::CloseWhenIdle() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
     self->stopping_ = true;
-    if (self->idle_) self->stream_.cancel();
+    if (!self->handling_) self->stream_.cancel();
   });
 }
 
@@ -414,6 +467,15 @@ void HttpConnection::Log(double seconds) {
 HttpHandler Immediate(std::function<HttpResponse(const HttpRequest&)> answer) {
   return [answer = std::move(answer)](const HttpRequest& request, HttpExchange& exchange) -> asio::awaitable<void> {
     HttpResponse response = answer(request);
+    co_await exchange.Respond(std::move(response));
+  };
+}
+
+HttpHandler Computed(std::function<HttpResponse(const HttpRequest&)> answer) {
+  return [answer = std::move(answer)](const HttpRequest& request, HttpExchange& exchange) -> asio::awaitable<void> {
+    HttpResponse response;
+    std::function<void()> work = [&] { response = answer(request); };
+    co_await exchange.Compute(std::move(work));
     co_await exchange.Respond(std::move(response));
   };
 }

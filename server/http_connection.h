@@ -1,8 +1,9 @@
 // One client connection: reads a request, runs its handler, writes the answer, and so on (keep-alive; requests that
 // were pipelined are answered in order). All methods but the last two run on the connection's strand.
 //
-// While a handler waits, one read stays pending on the socket: that is how a client that leaves is noticed. Bytes of a
-// pipelined next request are kept, up to a limit; beyond it reading pauses until the answer is out.
+// While a handler waits, one read stays pending on the socket: that is how a client that leaves is noticed. Bytes of
+// pipelined next requests are kept. A client that sends more of them than 256 KiB before its answer is out counts as gone:
+// not to read on would mean not to see it leave.
 #pragma once
 
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <string>
 
 #include "boost/asio/steady_timer.hpp"
+#include "boost/asio/thread_pool.hpp"
 #include "boost/beast/core/flat_buffer.hpp"
 #include "boost/beast/core/tcp_stream.hpp"
 #include "boost/beast/http/parser.hpp"
@@ -25,6 +27,7 @@ struct HttpShared {
   const HttpRouter& router;
   const HttpServerOptions& options;
   std::atomic<int> large_bodies{0};
+  boost::asio::thread_pool workers;  // of HttpExchange::Compute
 };
 
 class HttpConnection final : public HttpExchange, public std::enable_shared_from_this<HttpConnection> {
@@ -40,9 +43,11 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   bool started() const override { return status_ != 0; }
   boost::asio::awaitable<void> Wait(SteadyTime until) override;
   std::function<void()> Waker() override;
+  boost::asio::awaitable<void> Compute(std::function<void()> work) override;
   bool client_gone() const override { return gone_; }
 
-  // Any thread. Ends the connection once the request in flight, if any, is answered; at once.
+  // Any thread. Ends the connection once the request being handled, if any, is answered (one that has not come whole is
+  // not); at once.
   void CloseWhenIdle();
   void CloseNow();
 
@@ -50,7 +55,8 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   boost::asio::awaitable<bool> ReadRequest();
   boost::asio::awaitable<bool> ReadHeader();
   boost::asio::awaitable<bool> ReadBody();
-  boost::asio::awaitable<void> Refuse(int status, std::string message);
+  boost::asio::awaitable<bool> Continue();
+  boost::asio::awaitable<void> Refuse(HttpResponse response);
   boost::asio::awaitable<void> RefuseBroken(boost::system::error_code error);
   boost::asio::awaitable<void> Handle();
   boost::asio::awaitable<void> Dispatch();
@@ -58,7 +64,8 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   boost::asio::awaitable<void> EndStream();
   boost::asio::awaitable<void> StopMonitor();
   boost::asio::awaitable<void> Linger();
-  void TakeRequest();
+  void TakeHead();
+  HttpResponse NoRoute(const HttpRouter::Match& match) const;
   void Monitor();
   void Wake();
   std::string Head(const HttpResponse& response, bool streaming);
@@ -83,7 +90,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   bool signalled_ = false;
   bool monitoring_ = false;
   bool stop_monitor_ = false;
-  bool idle_ = true;       // between requests
+  bool handling_ = false;  // a request has come whole, or is refused, and its answer is not out
   bool stopping_ = false;  // close when idle
 };
 

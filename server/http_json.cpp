@@ -46,6 +46,7 @@ class Builder : public nlohmann::json_sax<Json> {
     std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const size_t end_of_tag = what.find("] ");
     if (end_of_tag != std::string::npos) what = what.substr(end_of_tag + 2);
+    what = what.substr(0, what.find("; last read:"));  // what follows is the text itself
     error_ = absl::StrCat(what.substr(0, 300), " (byte ", position, ")");
     return false;
   }

@@ -53,14 +53,19 @@ class HttpExchange {
   // Seen while the handler waits or writes. A client that half-closes counts as gone.
   virtual bool client_gone() const = 0;
 
+  // Runs `work`, whose time grows with the request's body, and returns when it is done: here if the body is small, on a
+  // worker thread otherwise, so that it holds up no other connection. What it throws is thrown here.
+  virtual boost::asio::awaitable<void> Compute(std::function<void()> work) = 0;
+
   // Joins the access log line of this request.
   nlohmann::ordered_json log = nlohmann::ordered_json::object();
 };
 
 using HttpHandler = std::function<boost::asio::awaitable<void>(const HttpRequest&, HttpExchange&)>;
 
-// A handler that has its answer at once.
+// A handler that has its answer at once; one that has to work through the body for it.
 HttpHandler Immediate(std::function<HttpResponse(const HttpRequest&)> answer);
+HttpHandler Computed(std::function<HttpResponse(const HttpRequest&)> answer);
 
 // {"error": {message, type, param, code}}, the shape that OpenAI's clients know. Empty param or code: null.
 nlohmann::ordered_json ErrorObject(int status, const std::string& message, const std::string& param,

@@ -32,12 +32,13 @@ struct HttpServer::Impl {
   void TurnAway(tcp::socket socket);
   void Forget(const HttpConnection* connection);
   bool WaitForNone(SteadyTime until);
+  int max_connections() const { return options.max_connections.value_or(context.max_connections); }
 
   ServerContext& context;
   const HttpRouter router;
   const HttpServerOptions options;
   int port = 0;
-  HttpShared shared{context, router, options};
+  HttpShared shared{context, router, options, 0, asio::thread_pool(static_cast<size_t>(options.num_workers))};
 
   std::mutex mutex;
   std::condition_variable none_left;
@@ -112,7 +113,7 @@ void HttpServer::Impl::Serve(tcp::socket socket) {
   {
     const std::lock_guard lock(mutex);
     if (stopping) return;
-    if (connections.size() < static_cast<size_t>(context.max_connections)) {
+    if (connections.size() < static_cast<size_t>(max_connections())) {
       connection = std::make_shared<HttpConnection>(std::move(socket), shared);
       connections.emplace(connection.get(), connection);
     }
@@ -129,7 +130,7 @@ void HttpServer::Impl::Serve(tcp::socket socket) {
 // One try without waiting: a fresh socket has room for these bytes.
 void HttpServer::Impl::TurnAway(tcp::socket socket) {
   const HttpResponse response = ErrorResponse(
-      503, absl::StrCat(context.max_connections, " connections are open, the most allowed; try again soon"));
+      503, absl::StrCat(max_connections(), " connections are open, the most allowed; try again soon"));
   const std::string text = absl::StrCat(
       "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/json\r\n",
       "Content-Length: ", response.body.size(), "\r\n\r\n", response.body);
@@ -195,6 +196,9 @@ void HttpServer::Stop(SteadyTime until) {
   open.clear();
   impl_->io.stop();
   for (std::thread& thread : impl_->threads) thread.join();
+  // Work that is still going on refers to requests that the I/O context owns.
+  impl_->shared.workers.stop();
+  impl_->shared.workers.join();
   impl_->threads.clear();
 }
 

@@ -1,10 +1,12 @@
 // An HTTP/1.1 listener: accepts connections, hands them to HttpConnection, and ends them in order. Its own I/O threads;
-// everything about one connection happens on that connection's strand. Limits: connections, header and body bytes, time
+// everything about one connection happens on that connection's strand, but work on big bodies is done by worker threads.
+// Limits: connections, header and body bytes, time
 // for a header, a body and a write, large bodies at a time.
 #pragma once
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -16,15 +18,18 @@ namespace loupe {
 
 struct HttpServerOptions {
   int num_threads = 2;
+  int num_workers = 2;                               // threads that work through bodies over kSmallBody
   bool count_and_log = true;                         // in-flight gauge and access log; probes would only be noise there
   std::chrono::milliseconds idle_timeout{75'000};    // between requests of a connection
   std::chrono::milliseconds header_timeout{20'000};  // from a request's first byte to the end of its header
   std::chrono::milliseconds body_timeout{120'000};
   std::chrono::milliseconds write_timeout{60'000};  // of one write: a reader this slow is given up
   int64_t max_header_bytes = 64 << 10;
-  int max_large_bodies = 16;  // bodies over kLargeBody, or of unknown length, that are being read or answered
+  std::optional<int> max_connections;  // none: the context's
+  int max_large_bodies = 16;  // requests of which more than kLargeBody has come and that are not answered yet
 };
-inline constexpr int64_t kLargeBody = 1 << 20;  // bytes
+inline constexpr int64_t kLargeBody = 1 << 20;   // bytes
+inline constexpr int64_t kSmallBody = 64 << 10;  // bytes: parsed and encoded within a few milliseconds
 
 class HttpServer {
  public:
@@ -35,7 +40,8 @@ class HttpServer {
   ~HttpServer();
 
   int port() const;
-  // Accepts nothing new, ends idle connections, lets requests in flight finish; what is left at `until` is cut.
+  // Accepts nothing new, ends connections without a whole request, lets requests in flight finish; what is left at
+  // `until` is cut.
   void Stop(SteadyTime until);
 
   struct Impl;

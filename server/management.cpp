@@ -83,6 +83,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartManagement(ServerContext& conte
   HttpServerOptions options;
   options.num_threads = 1;
   options.count_and_log = false;
+  options.max_connections = 64;  // probes and scrapers, within what kReservedDescriptors sets aside
   return HttpServer::Start(context, ManagementRoutes(context), address, options);
 }
 

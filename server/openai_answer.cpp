@@ -130,7 +130,8 @@ asio::awaitable<AnswerOutcome> RunAnswer(const ApiRequest& request, Answer& answ
       last_write = std::chrono::steady_clock::now();
       continue;
     }
-    const auto until = std::max(last_write + ping, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
+    // Only a stream has something to say while the engine is silent.
+    const SteadyTime until = request.stream ? last_write + ping : SteadyTime::max();
     co_await exchange.Wait(until);
   }
 }

@@ -16,12 +16,11 @@ namespace loupe {
 // The engine's streams of one HTTP request, one a prompt. Whatever is unfinished when this goes is cancelled.
 class StreamSet {
  public:
-  StreamSet() = default;
+  explicit StreamSet(std::vector<std::shared_ptr<ResponseStream>> streams) : streams_(std::move(streams)) {}
   StreamSet(StreamSet&&) = default;
   StreamSet& operator=(StreamSet&&) = delete;
   ~StreamSet();
 
-  void Add(std::shared_ptr<ResponseStream> stream) { streams_.push_back(std::move(stream)); }
   void OnReady(const std::function<void()>& wake);
   const std::vector<std::shared_ptr<ResponseStream>>& streams() const { return streams_; }
 

@@ -107,7 +107,6 @@ Status AddSpecialTokens(Name name, Value v, ApiRequest* r) {
 }
 Status TemplateKwargs(Name name, Value v, ApiRequest* r) {
   if (!v.is_object()) return Refuse(name, absl::StrCat("must be an object, got ", Describe(v)));
-  if (v.contains("messages")) return Refuse(name + ".messages", "would replace the conversation");
   r->template_kwargs = v;
   return absl::OkStatus();
 }

@@ -51,6 +51,7 @@ int LongestTokenBytes(const Tokenizer& tokenizer) {
 }
 
 absl::StatusOr<std::string> RenderChat(const ApiRequest& request, const ChatTemplate& chat_template) {
+  if (auto status = CheckConversation(request); !status.ok()) return status;
   Json variables = {{"messages", WithoutDeveloper(request.messages, chat_template.source())},
                     {"tools", nullptr},
                     {"add_generation_prompt", request.add_generation_prompt.value_or(!request.continue_final_message)}};
@@ -64,6 +65,12 @@ absl::StatusOr<std::string> RenderChat(const ApiRequest& request, const ChatTemp
   return CutAfterFinalMessage(*std::move(rendered), request.messages.back()["content"].get<std::string>());
 }
 
+absl::Status CheckTextBytes(const std::string& field, int64_t bytes) {
+  if (bytes <= kMaxTextBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": has ", bytes, " bytes of text, at most ", kMaxTextBytes, " go into one request; send it in pieces"));
+}
+
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& text, bool add_special, const Tokenizer& tokenizer,
                                                   const PromptLimits& limits) {
   if (limits.longest_token_bytes > 0) {
@@ -74,6 +81,7 @@ absl::StatusOr<std::vector<int32_t>> EncodePrompt(const std::string& text, bool 
                                                      " tokens, but the context holds ", limits.max_context));
     }
   }
+  if (auto status = CheckTextBytes("prompt", static_cast<int64_t>(text.size())); !status.ok()) return status;
   return tokenizer.Encode(text, add_special, /*parse_special=*/true);
 }
 
@@ -91,10 +99,8 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> BuildPrompts(const ApiRequest&
   }
   int64_t text_bytes = 0;
   for (const ApiPrompt& prompt : request.prompts) text_bytes += static_cast<int64_t>(prompt.text.size());
-  if (request.prompts.size() > 1 && text_bytes > kMaxTextBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("prompt: has ", text_bytes, " bytes in ", request.prompts.size(),
-                                                   " prompts, at most ", kMaxTextBytes,
-                                                   " go into one request; send several"));
+  if (request.prompts.size() > 1) {
+    if (auto status = CheckTextBytes("prompt", text_bytes); !status.ok()) return status;
   }
   for (const ApiPrompt& prompt : request.prompts) {
     if (!prompt.is_text) {

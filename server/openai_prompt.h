@@ -1,5 +1,5 @@
-// From a parsed request to token ids: renders the chat template, encodes text. CPU work on the caller's thread (an I/O
-// thread), bounded: text that cannot fit the context is refused by its length, without encoding it. Thread-safe.
+// From a parsed request to token ids: renders the chat template, encodes text. CPU work on the caller's
+// thread, bounded: text that cannot fit the context is refused by its length, without encoding it. Thread-safe.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace loupe {
 
-// Text of one request that is encoded, in all: bounds the time that one request holds an I/O thread.
+// Text of one request that is encoded, in all: bounds the time that one request holds a thread.
 inline constexpr int64_t kMaxTextBytes = 4 << 20;
 
 struct PromptLimits {
@@ -23,7 +23,10 @@ struct PromptLimits {
 // The longest token's bytes, found by looking at all.
 int LongestTokenBytes(const Tokenizer& tokenizer);
 
-// The conversation as the model wants to read it. INVALID_ARGUMENT: the template refuses it or fails.
+// INVALID_ARGUMENT if `bytes` of text are more than one request may bring; names `field` and both numbers.
+absl::Status CheckTextBytes(const std::string& field, int64_t bytes);
+
+// The conversation as the model wants to read it. INVALID_ARGUMENT: CheckConversation's, or the template refuses it.
 absl::StatusOr<std::string> RenderChat(const ApiRequest& request, const ChatTemplate& chat_template);
 
 // The ids of one prompt. Raw text gets the specials that the model wants (BOS) and its special tokens are parsed; a

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "engine/validate.h"
 #include "server/http_json.h"
-#include "server/validate.h"
 
 namespace loupe {
 namespace {
@@ -108,15 +108,8 @@ absl::StatusOr<Json> ReadMessage(const std::string& name, const Json& message) {
 absl::Status CheckChat(const ApiRequest& r) {
   if (!r.prompts.empty() && !r.messages.empty())
     return Refuse("prompt_token_ids", "excludes messages; send one of them");
-  if (r.prompts.empty() && r.messages.empty()) return Refuse("messages", "is missing");
   if (r.top_logprobs > 0 && !r.logprobs) return Refuse("top_logprobs", "needs \"logprobs\": true");
-  if (!r.continue_final_message) return absl::OkStatus();
-  if (r.add_generation_prompt.value_or(false)) {
-    return Refuse("continue_final_message",
-                  "excludes add_generation_prompt: one continues the last message, the other opens a new one");
-  }
-  const bool assistant = !r.messages.empty() && r.messages.back()["role"] == "assistant";
-  return assistant ? absl::OkStatus() : Refuse("continue_final_message", "the last message must be the assistant's");
+  return r.prompts.empty() ? CheckConversation(r) : absl::OkStatus();
 }
 
 absl::Status CheckCompletion(const ApiRequest& r) {
@@ -130,6 +123,20 @@ absl::Status CheckCompletion(const ApiRequest& r) {
 }
 
 }  // namespace
+
+absl::Status CheckConversation(const ApiRequest& r) {
+  if (r.messages.empty()) return Refuse("messages", "is missing");
+  if (r.template_kwargs.contains("messages")) {
+    return Refuse("chat_template_kwargs.messages", "would replace the conversation");
+  }
+  if (!r.continue_final_message) return absl::OkStatus();
+  if (r.add_generation_prompt.value_or(false)) {
+    return Refuse("continue_final_message",
+                  "excludes add_generation_prompt: one continues the last message, the other opens a new one");
+  }
+  const bool assistant = !r.messages.empty() && r.messages.back()["role"] == "assistant";
+  return assistant ? absl::OkStatus() : Refuse("continue_final_message", "the last message must be the assistant's");
+}
 
 absl::StatusOr<Json> ParseMessages(const std::string& name, const Json& messages) {
   if (!messages.is_array()) return Refuse(name, absl::StrCat("must be a list, got ", Describe(messages)));

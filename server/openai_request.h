@@ -52,6 +52,9 @@ struct ApiRequest {
 
 absl::StatusOr<ApiRequest> ParseApiRequest(Endpoint endpoint, std::string_view body, bool strict_fields);
 
+// The conversation of a chat as a whole: messages, template variables and continue_final_message fit together.
+absl::Status CheckConversation(const ApiRequest& request);
+
 // The messages of a chat, checked and normalised. `name` is the field's, for error messages.
 absl::StatusOr<nlohmann::ordered_json> ParseMessages(const std::string& name, const nlohmann::ordered_json& messages);
 

@@ -81,6 +81,10 @@ Json StopReason(const Finished& finished, const SamplingParams& sampling) {
   return reason;
 }
 
+std::string ShownId(Endpoint endpoint, const std::string& id) {
+  return absl::StrCat(endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-", id);
+}
+
 Json ChatLogprobs(const std::vector<TokenLogprobs>& tokens) {
   Json content = Json::array();
   for (const TokenLogprobs& token : tokens) {
@@ -144,7 +148,7 @@ KvReport SumReports(const std::vector<KvReport>& reports) {
 
 Answer::Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts)
     : request_(request),
-      id_(absl::StrCat(request.endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-", id)),
+      id_(ShownId(request.endpoint, id)),
       model_(std::move(model)),
       created_unix_s_(std::time(nullptr)),
       prompts_(std::move(prompts)),

@@ -64,6 +64,8 @@ std::string SseFrame(const nlohmann::ordered_json& json);  // "data: {...}\n\n"
 inline constexpr const char* kSseDone = "data: [DONE]\n\n";
 inline constexpr const char* kSsePing = ": still working\n\n";
 
+// The `id` of an answer's objects, from the request's: "chatcmpl-..." or "cmpl-...".
+std::string ShownId(Endpoint endpoint, const std::string& id);
 const char* OpenAiFinishReason(FinishReason reason);
 // The exact cause: the matched stop string, the matched token id as a number, "deadline", "context"; null for a plain
 // end.

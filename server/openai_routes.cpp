@@ -1,9 +1,12 @@
 #include "server/openai_routes.h"
 
+#include <atomic>
 #include <mutex>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/validate.h"
 #include "server/http_json.h"
 #include "server/http_status.h"
 #include "server/kv_json.h"
@@ -12,7 +15,6 @@
 #include "server/openai_prompt.h"
 #include "server/openai_request.h"
 #include "server/openai_text.h"
-#include "server/validate.h"
 #include "server/version.h"
 
 namespace loupe {
@@ -40,14 +42,19 @@ bool IsJsonBody(const HttpRequest& http, HttpResponse* refusal) {
   return false;
 }
 
-// Id of the engine's request for one of several prompts; the first has the client's own.
-std::string SubId(const std::string& id, size_t prompt) { return prompt == 0 ? id : absl::StrCat(id, "#", prompt); }
+// The engine's name for a request: unique whatever clients choose, and still one that its log lines can be found by.
+// (gRPC's names hold a space, these do not.)
+std::string EngineId(const std::string& id) {
+  static std::atomic<uint64_t> counter{0};
+  return absl::StrCat(id, "/", ++counter);
+}
 
 // A request that was taken: everything RunAnswer needs, at stable addresses.
 struct Taken {
   ApiRequest request;
   std::unique_ptr<Answer> answer;
-  StreamSet streams;
+  std::optional<StreamSet> streams;
+  std::shared_ptr<void> in_flight;
 };
 
 class OpenAiApi {
@@ -82,20 +89,19 @@ absl::StatusOr<Engine*> OpenAiApi::engine() const {
 
 absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http,
                                const std::vector<std::vector<int32_t>>& prompts, Taken* taken) {
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    Request request = taken->request.engine;
-    request.id = SubId(http.id, i);
-    request.prompt = prompts[i];
+  std::vector<Request> requests;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    Request& request = requests.emplace_back(taken->request.engine);
+    request.id = EngineId(http.id);
+    request.prompt = prompt;
     request.arrival = http.arrival;
     if (taken->request.timeout_ms > 0)
       request.deadline = http.arrival + std::chrono::milliseconds(taken->request.timeout_ms);
-    auto stream = engine.Submit(std::move(request));
-    if (stream.ok()) {
-      taken->streams.Add(*std::move(stream));
-      continue;
-    }
-    return stream.status();
   }
+  auto streams = engine.SubmitAll(std::move(requests));
+  if (!streams.ok()) return streams.status();
+  taken->in_flight = context_.in_flight.Add({http.id, ShownId(taken->request.endpoint, http.id)}, *streams);
+  taken->streams.emplace(*std::move(streams));
   return absl::OkStatus();
 }
 
@@ -128,6 +134,18 @@ absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const 
   return taken;
 }
 
+// What the access log may say of a refusal. A message about the request may quote what the client sent, so unless
+// prompts may be logged only its code and the field stay.
+std::string LoggedError(Endpoint endpoint, const absl::Status& status, bool log_prompts) {
+  const int http_status = HttpStatusOf(status);
+  const std::string message(status.message());
+  const bool too_long = RejectReasonOf(status) == RejectReason::kTooLong;  // all numbers
+  if (log_prompts || too_long || (http_status != 400 && http_status != 404)) return message.substr(0, 500);
+  const std::string field = message.substr(0, message.find_first_of(".[:"));
+  const std::string code = absl::StatusCodeToString(status.code());
+  return FindField(endpoint, field) == nullptr ? code : absl::StrCat(code, " in ", field);
+}
+
 // One line's worth about the answer, for the access log.
 void LogAnswer(const Answer& answer, FinishReason reason, Json* log) {
   const Timings& t = answer.choices().front().end.timings;
@@ -147,19 +165,21 @@ asio::awaitable<void> OpenAiApi::Complete(Endpoint endpoint, const HttpRequest& 
     co_await exchange.Respond(std::move(refusal));
     co_return;
   }
-  auto taken = Take(endpoint, http);
+  absl::StatusOr<std::unique_ptr<Taken>> taken = absl::InternalError("not taken");
+  std::function<void()> take = [&] { taken = Take(endpoint, http); };
+  co_await exchange.Compute(std::move(take));
   if (!taken.ok()) {
     const bool loading = context_.engine == nullptr;
     context_.metrics->CountRequest(api, CodeClassOf(HttpStatusOf(taken.status())), FinishReason::kError);
     context_.metrics->CountRejected(loading ? RejectReason::kLoading : RejectReasonOf(taken.status()));
-    exchange.log["error"] = std::string(taken.status().message()).substr(0, 500);
+    exchange.log["error"] = LoggedError(endpoint, taken.status(), context_.log_prompts);
     refusal = ErrorResponse(taken.status());
     co_await exchange.Respond(std::move(refusal));
     co_return;
   }
   if (context_.log_prompts) exchange.log["body"] = http.body.substr(0, 4096);
   Taken& t = **taken;
-  const AnswerOutcome outcome = co_await RunAnswer(t.request, *t.answer, t.streams, exchange);
+  const AnswerOutcome outcome = co_await RunAnswer(t.request, *t.answer, *t.streams, exchange);
   context_.metrics->CountRequest(api, CodeClassOf(outcome.status), outcome.reason);
   LogAnswer(*t.answer, outcome.reason, &exchange.log);
 }
@@ -190,9 +210,7 @@ HttpResponse OpenAiApi::Model(const HttpRequest& http) const {
 HttpResponse OpenAiApi::Cancel(const HttpRequest& http) const {
   const auto now = engine();
   if (!now.ok()) return ErrorResponse(now.status());
-  bool found = false;
-  for (size_t prompt = 0; prompt < kMaxPrompts; ++prompt) found |= (*now)->Cancel(SubId(http.parameter, prompt));
-  if (found) return JsonResponse({{"id", http.parameter}, {"cancelled", true}});
+  if (context_.in_flight.Cancel(http.parameter)) return JsonResponse({{"id", http.parameter}, {"cancelled", true}});
   return ErrorResponse(404,
                        absl::StrCat("no request ", http.parameter.substr(0, 200), " is in flight; it may have ended"));
 }
@@ -226,11 +244,9 @@ HttpRouter OpenAiRoutes(ServerContext& context) {
              }));
   router.Add("POST", "/v1/requests/{id}/cancel",
              Immediate([api](const HttpRequest& http) { return api->Cancel(http); }));
-  router.Add("POST", "/tokenize", Immediate([api](const HttpRequest& http) { return api->Text(http, TokenizeBody); }));
-  router.Add("POST", "/detokenize",
-             Immediate([api](const HttpRequest& http) { return api->Text(http, DetokenizeBody); }));
-  router.Add("POST", "/apply-template",
-             Immediate([api](const HttpRequest& http) { return api->Text(http, ApplyTemplateBody); }));
+  router.Add("POST", "/tokenize", Computed([api](const HttpRequest& http) { return api->Text(http, TokenizeBody); }));
+  router.Add("POST", "/detokenize", Computed([api](const HttpRequest& http) { return api->Text(http, DetokenizeBody); }));
+  router.Add("POST", "/apply-template", Computed([api](const HttpRequest& http) { return api->Text(http, ApplyTemplateBody); }));
   router.Add("GET", "/health", Immediate([&context](const HttpRequest&) { return Readiness(context); }));
   router.Add("GET", "/version", Immediate([](const HttpRequest&) {
                return JsonResponse({{"version", kVersion}, {"commit", kCommit}});

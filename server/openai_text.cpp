@@ -39,7 +39,6 @@ absl::StatusOr<std::string> RenderBody(const Json& object, const ChatTemplate& c
     if (value == nullptr) continue;
     if (auto status = FindField(Endpoint::kChat, name)(name, *value, &request); !status.ok()) return status;
   }
-  if (request.messages.empty()) return Refuse("messages", "is missing");
   return RenderChat(request, chat_template);
 }
 
@@ -63,9 +62,8 @@ absl::StatusOr<Json> Tokenize(const Tokenizer& tokenizer, const ChatTemplate& ch
     if (value == nullptr) return Refuse("text", "is missing; send text or messages");
     if (auto status = ReadString("text", *value, &text); !status.ok()) return status;
   }
-  if (static_cast<int64_t>(text.size()) > kMaxTextBytes) {
-    return Refuse(is_chat ? "messages" : "text",
-                  absl::StrCat("has ", text.size(), " bytes, at most ", kMaxTextBytes, "; send it in pieces"));
+  if (auto status = CheckTextBytes(is_chat ? "messages" : "text", static_cast<int64_t>(text.size())); !status.ok()) {
+    return status;
   }
   const std::vector<int32_t> tokens = tokenizer.Encode(text, add_special, parse_special);
   Json pieces = Json::array();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/engine.h"
+#include "server/in_flight.h"
 #include "server/lifecycle.h"
 #include "server/metrics.h"
 
@@ -23,6 +24,7 @@ struct ServerContext {
   Metrics* metrics = nullptr;
   std::string config_json;          // --print-config, for /config
   std::atomic<Engine*> engine{nullptr};
+  InFlight in_flight;               // by the ids that clients know, of both protocols
 };
 
 }  // namespace loupe

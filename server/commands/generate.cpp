@@ -10,12 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "engine/engine.h"
 #include "engine/load/load_model.h"
+#include "engine/validate.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
 #include "server/kv_json.h"
 #include "server/logging.h"
 #include "server/metrics.h"
-#include "server/validate.h"
 
 namespace loupe {
 namespace {

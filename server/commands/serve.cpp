@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/load/load_model.h"
 #include "server/commands/command.h"
+#include "server/descriptors.h"
 #include "server/grpc_service.h"
 #include "server/http_server.h"
 #include "server/kv_json.h"
@@ -183,7 +184,9 @@ int Run(ServeOptions options, const Command& command) {
   context.log_prompts = options.log_prompts;
   context.allow_baselines = options.engine.allow_baselines;
   context.max_body_bytes = options.max_body_bytes;
-  context.max_connections = options.max_connections;
+  const auto connections = FitConnections(options.max_connections, RaiseDescriptorLimit());
+  if (!connections.ok()) return Fail(connections.status());
+  context.max_connections = *connections;
   context.lifecycle = &process.lifecycle;
   context.metrics = process.metrics.get();
   context.config_json = command.options->ToJson();

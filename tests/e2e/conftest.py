@@ -29,14 +29,14 @@ def free_port():
 class Server:
     """A running `loupe serve`. stop() drains it and returns its exit code."""
 
-    def __init__(self, *flags, model=MODEL, env=None, wait=True):
+    def __init__(self, *flags, model=MODEL, env=None, wait=True, prefix=()):
         self.http_port, self.grpc_port, self.management_port = free_port(), free_port(), free_port()
         self.log_path = ROOT / "build/logs" / f"e2e-{self.http_port}.log"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.url = f"http://127.0.0.1:{self.http_port}"
         self.management = f"http://127.0.0.1:{self.management_port}"
         self.grpc = f"127.0.0.1:{self.grpc_port}"
-        command = [BINARY, "serve", "--model", model, "--http", f"127.0.0.1:{self.http_port}", "--grpc", self.grpc,
+        command = [*prefix, BINARY, "serve", "--model", model, "--http", f"127.0.0.1:{self.http_port}", "--grpc", self.grpc,
                    "--management", f"127.0.0.1:{self.management_port}", *flags]
         self.log_file = open(self.log_path, "wb")
         self.process = subprocess.Popen([str(c) for c in command], stderr=self.log_file, stdout=self.log_file,

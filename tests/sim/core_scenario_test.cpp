@@ -183,7 +183,7 @@ TEST_F(CoreScenario, StopTokenStringAndEndOfAnswer) {
 
   Request ends = Make("ends", 9, 12);
   ends.sampling.ignore_eos = false;
-  ends.sampling.logit_bias = {{0, 1000.0f}};
+  ends.sampling.logit_bias = {{0, 100.0f}};
   ends.sampling.min_tokens = 3;
   stream = Submit(ends);
   Run();
@@ -309,6 +309,15 @@ TEST_F(CoreScenario, RefusalsCarryNumbersAndLeaveNothingBehind) {
   for (const char* id : {"a", "b", "c"}) streams.push_back(Submit(Make(id, 5, 3)));
   expect(Make("a", 5, 3), absl::StatusCode::kAlreadyExists, {"'a'"});
   expect(Make("d", 5, 3), absl::StatusCode::kResourceExhausted, {"3"});
+  const auto refused_all = [&](const std::vector<const char*>& ids) {
+    std::vector<Request> requests;
+    for (const char* id : ids) requests.push_back(Make(id, 5, 3));
+    return core_->SubmitAll(std::move(requests)).status();
+  };
+  const absl::Status never = refused_all({"d", "e", "f", "g"});
+  EXPECT_EQ(never.code(), kInvalid);
+  EXPECT_EQ(std::string(never.message()).rfind("prompt: has 4 prompts, but at most 3 ", 0), 0u) << never;
+  EXPECT_EQ(refused_all({"d", "e"}).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(core_->queue().Stats().requests_waiting, 3);
   EXPECT_EQ(core_->queue().Stats().queue_prompt_tokens, 15);
   Step();

@@ -45,6 +45,9 @@ TEST(HttpJson, RefusesWhatIsNoJson) {
 TEST(HttpJson, SaysWhereAndWhat) {
   EXPECT_NE(ErrorOf("{\"a\": 1e999}").find("1e999"), std::string::npos) << ErrorOf("{\"a\": 1e999}");
   EXPECT_NE(ErrorOf("{\"a\":1,\"a\":2}").find("\"a\""), std::string::npos);
+  for (const std::string& bad : {std::string("{\"a\": \"secret\x01"), std::string("{\"a\": \"secret\xff"), std::string("[\"secret\", x")}) {
+    EXPECT_EQ(ErrorOf(bad).find("secret"), std::string::npos) << "quotes the text: " << ErrorOf(bad);
+  }
   EXPECT_NE(ErrorOf("{\"a\": x}").find("byte"), std::string::npos) << ErrorOf("{\"a\": x}");
 }
 

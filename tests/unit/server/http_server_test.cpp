@@ -30,6 +30,7 @@ class HttpServerTest : public testing::Test {
     router_.Add("GET", "/nothing", [](const HttpRequest&, HttpExchange&) -> asio::awaitable<void> { co_return; });
     router_.Add("GET", "/wait", [this](const HttpRequest&, HttpExchange& exchange) { return WaitForever(exchange); });
     router_.Add("GET", "/flood", [this](const HttpRequest&, HttpExchange& exchange) { return Flood(exchange); });
+    router_.Add("POST", "/work", Computed([this](const HttpRequest& request) { return Work(request); }));
     router_.Add("GET", "/three", [](const HttpRequest&, HttpExchange& exchange) { return Three(exchange); });
   }
 
@@ -40,6 +41,14 @@ class HttpServerTest : public testing::Test {
     return response;
   }
 
+  // Work on a body that takes until it is released.
+  HttpResponse Work(const HttpRequest& request) {
+    ++waiting_;
+    while (!release_) std::this_thread::sleep_for(milliseconds(1));
+    --waiting_;
+    if (request.body.starts_with("throw")) throw std::runtime_error("boom");
+    return Body(std::to_string(request.body.size()));
+  }
   static asio::awaitable<void> Three(HttpExchange& exchange) {
     HttpResponse head;
     co_await exchange.StartStream(std::move(head));
@@ -188,19 +197,112 @@ TEST_F(HttpServerTest, OnlySoManyLargeBodiesAtATime) {
   options_.max_large_bodies = 1;
   Start();
   RawClient first(server_->port());
-  first.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n");
-  std::this_thread::sleep_for(milliseconds(50));
+  first.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + std::string(1500000, 'y'));
+  std::this_thread::sleep_for(milliseconds(100));
   RawClient second(server_->port());
-  second.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n");
+  second.Send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1e8480\r\n" + std::string(1500000, 'z'));
   const std::string answer = second.ReadAnswer();
   EXPECT_EQ(answer.rfind("HTTP/1.1 503", 0), 0u) << answer;
   EXPECT_NE(answer.find("Retry-After: "), std::string::npos);
-  first.Send(std::string(2000000, 'y'));
+  first.Send(std::string(500000, 'y'));
   EXPECT_EQ(first.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
   // Its answer is out, so there is room again.
   RawClient third(server_->port());
   third.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + std::string(2000000, 'z'));
   EXPECT_EQ(third.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+}
+
+TEST_F(HttpServerTest, BodiesThatAreOnlyAnnouncedTakeNoPlace) {
+  options_.max_large_bodies = 1;
+  Start();
+  std::vector<std::unique_ptr<RawClient>> slow;
+  for (int i = 0; i < 4; ++i) {
+    slow.push_back(std::make_unique<RawClient>(server_->port()));
+    const char* framing = i % 2 == 0 ? "Content-Length: 3000000\r\n\r\nabc" : "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n";
+    slow.back()->Send(std::string("POST /echo HTTP/1.1\r\nHost: x\r\n") + framing);
+  }
+  std::this_thread::sleep_for(milliseconds(100));
+  RawClient client(server_->port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n");
+  EXPECT_EQ(client.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+  client.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n" + std::string(2000000, 'z'));
+  EXPECT_EQ(client.ReadAnswer().rfind("HTTP/1.1 200", 0), 0u);
+}
+
+TEST_F(HttpServerTest, WorkOnBigBodiesHoldsUpNobody) {
+  options_.num_threads = 1;
+  Start();
+  std::vector<std::unique_ptr<RawClient>> big;
+  for (int i = 0; i < 3; ++i) {  // more than there are workers
+    big.push_back(std::make_unique<RawClient>(server_->port()));
+    big.back()->Send("POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + (i == 1 ? "throw" + std::string(99'995, 'x') : std::string(100'000, 'x')));
+  }
+  ASSERT_TRUE(Eventually([&] { return waiting_ == 2; }));
+  RawClient client(server_->port());
+  client.Send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_NE(client.ReadAnswer().find("hello"), std::string::npos);
+  EXPECT_EQ(waiting_, 2);
+  big[0]->Close();  // its work goes on and harms nobody
+  release_ = true;
+  EXPECT_EQ(big[1]->ReadAnswer().rfind("HTTP/1.1 500", 0), 0u);
+  EXPECT_NE(big[2]->ReadAnswer().find("\r\n\r\n100000"), std::string::npos);
+}
+
+TEST_F(HttpServerTest, StopWaitsForWorkThatRefersToItsRequests) {
+  Start();
+  RawClient client(server_->port());
+  client.Send("POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + std::string(100'000, 'x'));
+  ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+  std::thread late([&] {
+    std::this_thread::sleep_for(milliseconds(2500));
+    release_ = true;
+  });
+  server_->Stop(Clock::now());
+  EXPECT_EQ(waiting_, 0);
+  late.join();
+}
+
+// Whatever leaves room for two readings of where a request ends is refused, and what follows it is never taken for a
+// request.
+TEST_F(HttpServerTest, AmbiguousFramingIsRefusedAndTheConnectionClosed) {
+  Start();
+  for (const char* framing :
+       {"Transfer-Encoding: gzip", "Transfer-Encoding: xchunked", "Transfer-Encoding: chunked, identity",
+        "Transfer-Encoding: identity", "Transfer-Encoding: gzip, chunked", "Transfer-Encoding: chunked, chunked",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 5",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked", "Content-Length: 5\r\nTransfer-Encoding: gzip",
+        "Transfer-Encoding: gzip\r\nContent-Length: 5", "Content-Length: 5\r\nContent-Length: 6",
+        "Content-Length: 5\r\nContent-Length: 5", "Content-Length: +5", "Content-Length: 5, 5", "Content-Length: 5, 6",
+        "Transfer-Encoding:", "Transfer-Encoding: \"chunked\""}) {
+    RawClient client(server_->port());
+    client.Send(std::string("POST /echo HTTP/1.1\r\nHost: x\r\n") + framing +
+                "\r\n\r\n0\r\n\r\nGET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    client.ShutdownSend();
+    const std::string answer = client.ReadAll();
+    EXPECT_EQ(answer.rfind("HTTP/1.1 400", 0), 0u) << framing << " gave " << answer;
+    EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos) << framing;
+    EXPECT_EQ(answer.find("HTTP/1.1 200"), std::string::npos) << framing << " let a second request through";
+  }
+}
+
+TEST_F(HttpServerTest, HostExpectAndTheFormOfTheTarget) {
+  Start();
+  const std::tuple<std::string, const char*> cases[] = {
+      {"GET /hello HTTP/1.1\r\n", "400"},
+      {"GET /hello HTTP/1.1\r\nHost: a\r\nHost: b\r\n", "400"},
+      {"GET /hello HTTP/1.0\r\n", "200"},
+      {"GET http://a.b:80/hello?x HTTP/1.1\r\nHost: a.b:80\r\n", "200"},
+      {"GET HTTP://a.b/nowhere HTTP/1.1\r\nHost: a.b\r\n", "404"},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nExpect: foo\r\n", "417"},
+      {"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n", "404"},
+      {"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n", "405"},
+  };
+  for (const auto& [head, status] : cases) {
+    RawClient client(server_->port());
+    client.Send(head + "\r\n");
+    const std::string answer = client.ReadAnswer();
+    EXPECT_EQ(answer.substr(9, 3), status) << head << " gave " << answer;
+  }
 }
 
 TEST_F(HttpServerTest, GarbageIsRefusedAndHarmsNobody) {
@@ -209,10 +311,10 @@ TEST_F(HttpServerTest, GarbageIsRefusedAndHarmsNobody) {
       {std::string("\0\1\2\r\n\r\n", 7), "400"},
       {"GET\r\n\r\n", "400"},
       {"GET /hello HTTP/9.9\r\n\r\n", "400"},
-      {"GET /hello HTTP/1.1\r\nBad Header\r\n\r\n", "400"},
-      {"POST /echo HTTP/1.1\r\nContent-Length: nine\r\n\r\n", "400"},
-      {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "400"},
-      {"GET /hello HTTP/1.1\r\nA: " + std::string(100'000, 'b') + "\r\n\r\n", "431"},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nBad Header\r\n\r\n", "400"},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: nine\r\n\r\n", "400"},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "400"},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nA: " + std::string(100'000, 'b') + "\r\n\r\n", "431"},
   };
   for (const auto& [bytes, status] : cases) {
     RawClient client(server_->port());
@@ -276,6 +378,24 @@ TEST_F(HttpServerTest, AClientThatLeavesIsNoticed) {
   EXPECT_TRUE(Eventually([&] { return waiting_ == 0; }));
 }
 
+// Whatever it sent ahead: unread bytes must not hide that it is gone.
+TEST_F(HttpServerTest, AClientThatPipelinesAndLeavesIsNoticed) {
+  Start();
+  for (const size_t ahead : {size_t{1}, size_t{70'000}, size_t{262'144}, size_t{4} << 20}) {
+    waiting_ = 0;
+    std::string bytes = "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n";
+    const std::string next = "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
+    RawClient client(server_->port());
+    client.Send(bytes);
+    ASSERT_TRUE(Eventually([&] { return waiting_ == 1; }));
+    std::string flood;
+    while (flood.size() < ahead) flood += next;
+    client.Send(flood);
+    client.Close();
+    EXPECT_TRUE(Eventually([&] { return waiting_ == 0; })) << ahead;
+  }
+}
+
 TEST_F(HttpServerTest, TheLogSaysWhatTheClientSaw) {
   testing::internal::CaptureStderr();
   InitLogging("info");
@@ -319,7 +439,7 @@ TEST_F(HttpServerTest, IdleAndSlowClientsAreClosed) {
   options_.header_timeout = milliseconds(100);
   options_.body_timeout = milliseconds(100);
   Start();
-  for (const char* bytes : {"", "GET /hel", "POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\n1"}) {
+  for (const char* bytes : {"", "GET /hel", "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1"}) {
     RawClient client(server_->port());
     client.Send(bytes);
     const auto start = Clock::now();
@@ -373,6 +493,21 @@ TEST_F(HttpServerTest, StopLetsRequestsFinishAndEndsIdleConnections) {
   stopper.join();
   RawClient late(server_->port());
   EXPECT_FALSE(late.connected());
+}
+
+// Only a request that has come whole is worth waiting for.
+TEST_F(HttpServerTest, StopDoesNotWaitForHalfSentRequests) {
+  Start();
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (const char* bytes : {"GET /hel", "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1",
+                            "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"}) {
+    clients.push_back(std::make_unique<RawClient>(server_->port()));
+    clients.back()->Send(bytes);
+  }
+  std::this_thread::sleep_for(milliseconds(100));
+  const auto start = Clock::now();
+  server_->Stop(start + seconds(30));
+  EXPECT_LT(Clock::now() - start, seconds(2));
 }
 
 TEST_F(HttpServerTest, StopHasAnEnd) {

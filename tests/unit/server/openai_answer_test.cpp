@@ -14,6 +14,27 @@ namespace asio = boost::asio;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
+// Counts how often the answer wakes up.
+class CountingExchange : public HttpExchange {
+ public:
+  CountingExchange(HttpExchange& inner, std::atomic<int>* waits) : inner_(inner), waits_(waits) {}
+  asio::awaitable<bool> Respond(HttpResponse response) override { return inner_.Respond(std::move(response)); }
+  asio::awaitable<bool> StartStream(HttpResponse head) override { return inner_.StartStream(std::move(head)); }
+  asio::awaitable<bool> Write(std::string data) override { return inner_.Write(std::move(data)); }
+  bool started() const override { return inner_.started(); }
+  asio::awaitable<void> Wait(SteadyTime until) override {
+    ++*waits_;
+    return inner_.Wait(until);
+  }
+  std::function<void()> Waker() override { return inner_.Waker(); }
+  asio::awaitable<void> Compute(std::function<void()> work) override { return inner_.Compute(std::move(work)); }
+  bool client_gone() const override { return inner_.client_gone(); }
+
+ private:
+  HttpExchange& inner_;
+  std::atomic<int>* waits_;
+};
+
 class OpenAiAnswerTest : public testing::Test {
  protected:
   OpenAiAnswerTest() {
@@ -37,9 +58,9 @@ class OpenAiAnswerTest : public testing::Test {
 
   asio::awaitable<void> Handle(HttpExchange& exchange) {
     Answer answer(request_, "r", "m", std::vector<std::vector<int32_t>>(streams_.size(), {1}));
-    StreamSet set;
-    for (const auto& stream : streams_) set.Add(stream);
-    outcome_ = co_await RunAnswer(request_, answer, set, exchange, ping_);
+    StreamSet set(streams_);
+    CountingExchange counting(exchange, &waits_);
+    outcome_ = co_await RunAnswer(request_, answer, set, counting, ping_);
     ended_ = true;
   }
 
@@ -78,6 +99,7 @@ class OpenAiAnswerTest : public testing::Test {
   milliseconds ping_{15'000};
   AnswerOutcome outcome_;
   std::atomic<bool> ended_{false};
+  std::atomic<int> waits_{0};
   std::unique_ptr<HttpServer> server_;
 };
 
@@ -97,6 +119,24 @@ TEST_F(OpenAiAnswerTest, WholeAnswer) {
   const auto json = nlohmann::json::parse(answer.substr(answer.find("\r\n\r\n") + 4));
   ASSERT_EQ(json["choices"].size(), 4u);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(json["choices"][i]["text"], "t" + std::to_string(i));
+}
+
+TEST_F(OpenAiAnswerTest, ALongWaitIsASleep) {
+  ping_ = milliseconds(50);
+  for (const bool stream : {false, true}) {
+    streams_.clear();
+    waits_ = 0;
+    Prepare(stream);
+    std::thread writer([&] {
+      std::this_thread::sleep_for(milliseconds(500));
+      PushText("late");
+      PushEnd(FinishReason::kStop, 1);
+    });
+    RawClient client(server_->port());
+    EXPECT_NE(Ask(client).find("late"), std::string::npos);
+    writer.join();
+    EXPECT_LE(waits_, 20) << (stream ? "stream" : "whole");  // ten pings at most, and the end
+  }
 }
 
 TEST_F(OpenAiAnswerTest, StreamedAnswerLosesNothing) {

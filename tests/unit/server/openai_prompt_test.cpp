@@ -109,7 +109,7 @@ TEST_F(OpenAiPromptTest, ManyPromptsHaveALimitInAll) {
   request.prompts.resize(3);
   for (ApiPrompt& prompt : request.prompts) prompt.text.assign(kMaxTextBytes / 3 + 1, 'x');
   const auto status = BuildPrompts(request, *template_, tokenizer_, {1 << 24, 7}).status();
-  EXPECT_EQ(std::string(status.message()).rfind("prompt: has 4194306 bytes in 3 prompts", 0), 0u) << status;
+  EXPECT_EQ(std::string(status.message()).rfind("prompt: has 4194306 bytes of text, at most 4194304", 0), 0u) << status;
   EXPECT_EQ(
       Tokenize(tokenizer_, *template_, "{\"text\":\"" + std::string(kMaxTextBytes + 1, 'x') + "\"}").status().code(),
       absl::StatusCode::kInvalidArgument);

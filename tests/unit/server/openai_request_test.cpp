@@ -308,6 +308,7 @@ TEST(OpenAiRequest, FieldsThatExcludeEachOther) {
   EXPECT_NE(Error(Chat({{"stream_options", {{"include_usage", true}}}})), "");
   EXPECT_NE(Error(Chat({{"min_tokens", 9}, {"max_tokens", 3}})), "");
   EXPECT_NE(Error(Chat({{"continue_final_message", true}})), "");
+  EXPECT_NE(Error(Chat({{"chat_template_kwargs", {{"messages", nlohmann::json::array()}}}})), "");
   EXPECT_NE(Error(Chat({{"prompt_token_ids", {1}}})), "");
   EXPECT_NE(Error(Completion({{"prompt_token_ids", {1}}})), "");
   EXPECT_NE(Error(Completion({{"echo", true}, {"logprobs", 1}})), "");

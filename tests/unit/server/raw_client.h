@@ -69,6 +69,7 @@ class RawClient {
     return out;
   }
   bool closed() const { return closed_; }  // the server closed in order, seen by a read
+  void ShutdownSend() { shutdown(fd_, SHUT_WR); }
   void Close() {
     if (fd_ >= 0) close(fd_);
     fd_ = -1;

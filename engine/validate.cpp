@@ -1,4 +1,4 @@
-#include "server/validate.h"
+#include "engine/validate.h"
 
 #include <cmath>
 
@@ -12,7 +12,7 @@ absl::Status Refuse(const char* field, const std::string& value, const std::stri
 }
 
 // Written so that NaN fails.
-absl::Status CheckRange(const char* field, double value, double low, double high) {
+absl::Status CheckRange(const char* field, float value, float low, float high) {
   if (value >= low && value <= high) return absl::OkStatus();
   return Refuse(field, absl::StrCat(value), absl::StrCat("from ", low, " to ", high));
 }
@@ -22,8 +22,9 @@ absl::Status CheckNumbers(const SamplingParams& s) {
   if (!(s.top_p > 0 && s.top_p <= 1)) return Refuse("top_p", absl::StrCat(s.top_p), "above 0 and at most 1");
   if (s.top_k < 0) return Refuse("top_k", absl::StrCat(s.top_k), "0 (off) or positive");
   if (auto status = CheckRange("min_p", s.min_p, 0, 1); !status.ok()) return status;
-  if (!(s.repetition_penalty > 0 && s.repetition_penalty <= 100)) {
-    return Refuse("repetition_penalty", absl::StrCat(s.repetition_penalty), "above 0 and at most 100");
+  if (auto status = CheckRange("repetition_penalty", s.repetition_penalty, kMinRepetitionPenalty, kMaxRepetitionPenalty);
+      !status.ok()) {
+    return status;
   }
   if (auto status = CheckRange("frequency_penalty", s.frequency_penalty, -2, 2); !status.ok()) return status;
   if (auto status = CheckRange("presence_penalty", s.presence_penalty, -2, 2); !status.ok()) return status;
@@ -85,6 +86,14 @@ absl::Status ValidateRequest(const Request& request, int vocab_size) {
   if (auto status = CheckNumbers(request.sampling); !status.ok()) return status;
   if (auto status = CheckStops(request.sampling, vocab_size); !status.ok()) return status;
   return CheckBias(request.sampling, vocab_size);
+}
+
+absl::Status ValidatePrompt(const std::vector<int32_t>& prompt, int vocab_size) {
+  if (prompt.empty()) return Refuse("prompt", "0 tokens long", "at least 1");
+  for (const int32_t id : prompt) {
+    if (auto status = CheckToken("prompt", id, vocab_size); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace loupe

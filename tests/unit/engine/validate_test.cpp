@@ -1,4 +1,4 @@
-#include "server/validate.h"
+#include "engine/validate.h"
 
 #include <cmath>
 #include <functional>
@@ -15,7 +15,8 @@ TEST(Validate, EdgesPass) {
   Request r;
   r.n = kMaxSamples;
   r.sampling.temperature = 2;
-  r.sampling.top_p = 1e-6f;
+  r.sampling.top_p = 1e-12f;
+  r.sampling.repetition_penalty = kMinRepetitionPenalty;
   r.sampling.min_p = 1;
   r.sampling.frequency_penalty = -2;
   r.sampling.presence_penalty = 2;
@@ -40,6 +41,7 @@ TEST(Validate, EverythingElseIsRefusedByName) {
       {"top_k", [](Request& r) { r.sampling.top_k = -1; }},
       {"min_p", [](Request& r) { r.sampling.min_p = 1.1f; }},
       {"repetition_penalty", [](Request& r) { r.sampling.repetition_penalty = 0; }},
+      {"repetition_penalty", [](Request& r) { r.sampling.repetition_penalty = 1e-4f; }},
       {"repetition_penalty", [=](Request& r) { r.sampling.repetition_penalty = inf; }},
       {"frequency_penalty", [](Request& r) { r.sampling.frequency_penalty = 2.1f; }},
       {"presence_penalty", [=](Request& r) { r.sampling.presence_penalty = nan; }},
@@ -76,6 +78,15 @@ TEST(Validate, EverythingElseIsRefusedByName) {
     const absl::Status status = ValidateRequest(r, 100);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << field;
     EXPECT_EQ(std::string(status.message()).rfind(std::string(field) + ": ", 0), 0u) << status;
+  }
+}
+
+TEST(Validate, PromptsHaveTokensOfTheVocabulary) {
+  EXPECT_TRUE(ValidatePrompt({0, 99}, 100).ok());
+  for (const std::vector<int32_t>& prompt : {std::vector<int32_t>{}, {1, 100}, {-1}}) {
+    const absl::Status status = ValidatePrompt(prompt, 100);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(std::string(status.message()).rfind("prompt: ", 0), 0u) << status;
   }
 }
 
