@@ -236,6 +236,7 @@ class Simulation {
     if (Chance(0.1)) s.stop_token_ids = {Uniform(1, kFakeVocab - 1)};
     s.max_tokens = Chance(0.1) ? -1 : Chance(0.05) ? 0 : Uniform(1, 60);
     if (s.max_tokens < 0 && Chance(0.8)) s.max_tokens = 100;
+    if (s.max_tokens >= 0) s.min_tokens = std::min(s.min_tokens, s.max_tokens);
     if (Chance(0.15)) request.n = Uniform(2, 4);
     if (Chance(0.2)) request.priority = Uniform(-1, 2);
     request.arrival = world_.clock.Now();

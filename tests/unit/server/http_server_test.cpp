@@ -235,7 +235,9 @@ TEST_F(HttpServerTest, WorkOnBigBodiesHoldsUpNobody) {
   std::vector<std::unique_ptr<RawClient>> big;
   for (int i = 0; i < 3; ++i) {  // more than there are workers
     big.push_back(std::make_unique<RawClient>(server_->port()));
-    big.back()->Send("POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + (i == 1 ? "throw" + std::string(99'995, 'x') : std::string(100'000, 'x')));
+    std::string body(100'000, 'x');
+    if (i == 1) body.replace(0, 5, "throw");
+    big.back()->Send("POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + body);
   }
   ASSERT_TRUE(Eventually([&] { return waiting_ == 2; }));
   RawClient client(server_->port());
