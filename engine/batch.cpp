@@ -1,5 +1,6 @@
 #include "engine/batch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/check.h"
@@ -25,6 +26,7 @@ absl::StatusOr<std::unique_ptr<StepBatch>> StepBatch::Create(Backend& backend, i
     return buffer.status();
   };
   if (absl::Status s = take(max_rows, &batch->ids_); !s.ok()) return s;
+  if (absl::Status s = take(max_rows, &batch->target_rows_); !s.ok()) return s;
   if (absl::Status s = take(max_sequences, &batch->logit_rows_); !s.ok()) return s;
   if (absl::Status s = take(int64_t{max_sequences} * vocab_size, &batch->logits_); !s.ok()) return s;
   return batch;
@@ -60,6 +62,52 @@ void StepBatch::Build(const std::vector<BatchItem>& items) {
   logit_prompt_rows_ = static_cast<int>(sampled_.size());
   for (const BatchItem& item : items) add(item, item.decode_rows);
   num_rows_ = row;
+}
+
+namespace {
+
+// Prompt rows of the item whose next token is known from the prompt.
+int TargetRows(const BatchItem& item) {
+  return std::min(item.prompt_rows, item.sequence->num_prompt() - 1 - item.sequence->num_computed());
+}
+
+}  // namespace
+
+void StepBatch::BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache) {
+  targets_.clear();
+  auto* rows = static_cast<int32_t*>(target_rows_->data());
+  int32_t row = 0;
+  for (const BatchItem& item : items) {
+    const EngineSequence& s = *item.sequence;
+    for (int i = 0; i < TargetRows(item) && cache.WantsSurprisal(s.kv()); ++i) {
+      rows[targets_.size()] = row + i;
+      targets_.push_back(s.token(s.num_computed() + i + 1));
+    }
+    row += item.prompt_rows;
+  }
+  surprisal_.resize(targets_.size());
+}
+
+void StepBatch::GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache) const {
+  size_t at = 0;
+  for (const BatchItem& item : items) {
+    if (item.prompt_rows == 0 || !cache.WantsSurprisal(item.sequence->kv())) continue;
+    const float none = 0;  // nothing precedes the first token
+    if (item.sequence->num_computed() == 0) cache.AddSurprisal(item.sequence->kv(), {&none, 1});
+    const size_t count = static_cast<size_t>(TargetRows(item));
+    cache.AddSurprisal(item.sequence->kv(), {surprisal_.data() + at, count});
+    at += count;
+  }
+}
+
+Tensor StepBatch::target_rows() const {
+  return targets_.empty() ? Tensor{} : MakeTensor(target_rows_->data(), DType::kI32, static_cast<int64_t>(targets_.size()));
+}
+
+Tensor StepBatch::logit_block() const {
+  Tensor t = MakeTensor(logits_->data(), DType::kF32, max_sequences_, vocab_size_);
+  t.rank = 2;
+  return t;
 }
 
 Tensor StepBatch::ids() const { return MakeTensor(ids_->data(), DType::kI32, num_rows_); }

@@ -33,6 +33,16 @@ class StepBatch {
 
   int num_rows() const { return num_rows_; }
   int prompt_rows() const { return prompt_rows_; }
+  // Asks for the surprisal of the prompt tokens that follow this step's rows of these items, which are part of the batch.
+  void BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache);
+  // What was asked: rows, the tokens that follow them, and where the surprisal goes; and working memory for it.
+  Tensor target_rows() const;  // [m] i32, undefined if m = 0
+  const std::vector<int32_t>& targets() const { return targets_; }
+  std::vector<float>& surprisal() { return surprisal_; }
+  Tensor logit_block() const;  // all of the logits' memory
+  // Hands the surprisal to the cache, before the step is committed.
+  void GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache) const;
+
   // Whose logits row i holds.
   const std::vector<EngineSequence*>& sampled() const { return sampled_; }
   int logit_prompt_rows() const { return logit_prompt_rows_; }
@@ -44,7 +54,9 @@ class StepBatch {
   StepBatch() = default;
 
   int max_rows_ = 0, max_sequences_ = 0, vocab_size_ = 0;
-  std::unique_ptr<DeviceBuffer> ids_, logit_rows_, logits_;
+  std::unique_ptr<DeviceBuffer> ids_, logit_rows_, logits_, target_rows_;
+  std::vector<int32_t> targets_;
+  std::vector<float> surprisal_;
   std::vector<EngineSequence*> sampled_;
   int num_rows_ = 0, prompt_rows_ = 0, logit_prompt_rows_ = 0;
 };

@@ -181,7 +181,13 @@ void EngineCore::Compute() {
   step.logit_rows = batch_->logit_rows();
   step.logit_prompt_rows = batch_->logit_prompt_rows();
   if (step.logit_rows.defined()) step.logits = batch_->logits();
+  batch_->BuildTargets(items_, *cache_);
+  step.target_rows = batch_->target_rows();
+  step.targets = batch_->targets().data();
+  step.surprisal = batch_->surprisal().data();
+  step.block = batch_->logit_block();
   parts_.model->Forward(step, *stream_);
+  batch_->GiveSurprisal(items_, *cache_);
   cache_->Commit(kv_batch_, *stream_);
   stream_->Synchronize();
   step_end_ = parts_.clock->Now();

@@ -35,6 +35,15 @@ void PositionPlane::Assign(std::vector<int32_t> positions, int32_t length) {
   chosen_ = std::move(positions);
 }
 
+void PositionPlane::Overwrite(std::span<const std::pair<int32_t, int32_t>> moves, int size, int32_t length) {
+  for (int i = 0; i < run_count_; ++i) chosen_.push_back(run_begin_ + i);
+  run_begin_ = length;
+  run_count_ = 0;
+  for (const auto& [to, from] : moves) chosen_[static_cast<size_t>(to)] = chosen_[static_cast<size_t>(from)];
+  chosen_.resize(static_cast<size_t>(size));
+  ascending_ &= moves.empty();
+}
+
 void PositionPlane::DropFront(int count) {
   LOUPE_CHECK_LE(count, size());
   const int from_chosen = std::min(count, static_cast<int>(chosen_.size()));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/page_layout.h"
@@ -31,6 +32,9 @@ class PositionPlane {
   // Replaces everything by positions below `length`, the sequence's length.
   void Assign(std::vector<int32_t> positions, int32_t length);
   void DropFront(int count);
+  // Entry move.first gets the position of the later entry move.second; then only the first `size` entries are left. The
+  // sequence has `length` positions.
+  void Overwrite(std::span<const std::pair<int32_t, int32_t>> moves, int size, int32_t length);
   // False once entries stand in another order than their positions.
   bool ascending() const { return ascending_; }
 

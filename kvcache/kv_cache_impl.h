@@ -19,6 +19,7 @@ namespace loupe {
 
 struct KvCache::Impl {
   struct RepackedList;
+  struct OverwrittenList;
   Impl(const KvConfig& config, const KvShape& shape, Backend& backend, std::unique_ptr<SlabArena> arena);
 
   // kv_cache.cpp
@@ -72,7 +73,10 @@ struct KvCache::Impl {
   bool PlanRepack(const Sequence& sequence, std::span<const ListAction> actions, Reservation* reservation, bool small_tails);
   void PlanPages(const ListAction& action, const KvList& list, int same, bool in_place, bool small_tails, Reservation* reservation,
                  RepackedList* plan);
+  void PlanOverwrite(const ListAction& action, const KvList& list);
+  bool OwnsPages(const Sequence& sequence, const KvList& list, int first_page) const;
   void SwapList(Sequence& sequence, RepackedList* plan);
+  void Overwrite(Sequence& sequence, const OverwrittenList& plan);
 
   // kv_report.cpp
   KvSequenceReport Report(const Sequence& sequence) const;
@@ -97,6 +101,13 @@ struct KvCache::Impl {
     std::vector<PageRef> pages;      // all pages, counts included; those from num_held on are new
     std::vector<int32_t> positions;
     int64_t merged = 0;              // entries that went into means
+  };
+
+  // A list some of whose entries go while its last ones take their slots.
+  struct OverwrittenList {
+    int list = 0;
+    int size = 0;  // entries left
+    std::vector<std::pair<int32_t, int32_t>> moves;  // to, from
   };
 
   KvConfig config;
@@ -125,6 +136,7 @@ struct KvCache::Impl {
   std::vector<std::vector<int32_t>> flattened;   // [lists] positions of lists that a policy has thinned
   std::vector<float> gathered_queries;
   std::vector<RepackedList> repacked;
+  std::vector<OverwrittenList> overwritten;
   std::vector<EntryCopy> copies;
   std::vector<EntryMerge> merges;
   std::vector<MergeSource> merge_sources;

@@ -2,7 +2,6 @@
 // Until the swap nothing has changed; the released pages retire, so work given to the stream before may still read them.
 // Pages that no other sequence shares are compacted where they are, after what the stream has still to read from them.
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "kernels/check.h"
@@ -90,24 +89,22 @@ std::vector<int32_t> Records(const ListAction& action, const KvList& list) {
   return records;
 }
 
-// The same entries with the last ones in the slots of those that go.
-void FillHoles(const std::vector<int32_t>& drop, std::vector<int32_t>* records) {
-  const int32_t left = static_cast<int32_t>(records->size());
-  std::vector<int32_t> last(records->end() - std::count_if(records->begin(), records->end(), [&](int32_t e) { return e >= left; }),
-                            records->end());
-  std::iota(records->begin(), records->end(), 0);
-  size_t next = 0;
-  for (const int32_t hole : drop) {
-    if (hole < left) (*records)[static_cast<size_t>(hole)] = last[next++];
-  }
-}
-
 }  // namespace
 
-// Fills `repacked`, `copies` and `merges`. False if a page is missing.
+// Whether the pages from `first_page` on may be written where they are: nobody shares them, and all can hold the same.
+bool KvCache::Impl::OwnsPages(const Sequence& sequence, const KvList& list, int first_page) const {
+  for (size_t page = static_cast<size_t>(first_page); page < list.pages.size(); ++page) {
+    if (sequence.may_share && pool.references(list.pages[page].unit) > 1) return false;
+    if (list.pages[page].log_weights != list.pages[0].log_weights) return false;
+  }
+  return true;
+}
+
+// Fills `repacked`, `overwritten`, `copies` and `merges`. False if a page is missing.
 bool KvCache::Impl::PlanRepack(const Sequence& sequence, std::span<const ListAction> list_actions, Reservation* reservation,
                                bool small_tails) {
   repacked.clear();
+  overwritten.clear();
   copies.clear();
   merges.clear();
   merge_sources.clear();
@@ -115,34 +112,46 @@ bool KvCache::Impl::PlanRepack(const Sequence& sequence, std::span<const ListAct
   for (const ListAction& action : list_actions) {
     const int list_index = action.layer * shape.num_kv_heads + action.kv_head;
     const KvList& list = sequence.lists[static_cast<size_t>(list_index)];
+    // A window finds its entries by their order.
+    if (action.overwrite && window(action.layer) == 0 && OwnsPages(sequence, list, 0)) {
+      if (!action.drop.empty()) PlanOverwrite(action, list);
+      continue;
+    }
     RepackedList plan;
     plan.list = list_index;
     plan.sources = Records(action, list);
     const int total = static_cast<int>(plan.sources.size());
     if (total == list.entries() && action.merge.empty()) continue;  // complete: nothing to do
     int same = 0;  // leading entries that stay where they are
-    const auto settle = [&] {
-      while (same < total && plan.sources[static_cast<size_t>(same)] == same) ++same;
-    };
-    settle();
+    while (same < total && plan.sources[static_cast<size_t>(same)] == same) ++same;
     // Leading pages that are kept whole are not touched and may stay shared; those after them are written.
-    const auto is_own = [&](int first) {
-      for (size_t page = static_cast<size_t>(first); page < list.pages.size(); ++page) {
-        if (sequence.may_share && pool.references(list.pages[page].unit) > 1) return false;
-        if (list.pages[page].log_weights != list.pages[0].log_weights) return false;
-      }
-      return action.merge.empty();
-    };
-    bool in_place = is_own(same / kPageEntries);
-    if (action.overwrite && in_place && window(action.layer) == 0) {
-      FillHoles(action.drop, &plan.sources);
-      same = 0;
-      settle();
-    }
+    const bool in_place = action.merge.empty() && OwnsPages(sequence, list, same / kPageEntries);
     PlanPages(action, list, same, in_place, small_tails, reservation, &plan);
     repacked.push_back(std::move(plan));
   }
   return !reservation->failed();
+}
+
+void KvCache::Impl::PlanOverwrite(const ListAction& action, const KvList& list) {
+  OverwrittenList plan;
+  plan.list = action.layer * shape.num_kv_heads + action.kv_head;
+  plan.size = list.entries() - static_cast<int>(action.drop.size());
+  const auto slot = [&](int32_t entry) {
+    PageRef ref = list.pages[static_cast<size_t>(entry / kPageEntries)];
+    ref.count = static_cast<uint16_t>(entry % kPageEntries);
+    return ref;
+  };
+  // The entries behind the new end that stay, in order, fill the holes before it, in order.
+  auto gone = std::lower_bound(action.drop.begin(), action.drop.end(), plan.size);
+  int32_t from = plan.size;
+  for (const int32_t hole : action.drop) {
+    if (hole >= plan.size) break;
+    while (gone != action.drop.end() && *gone == from) ++gone, ++from;
+    plan.moves.emplace_back(hole, from);
+    copies.push_back({slot(from), slot(hole)});
+    ++from;
+  }
+  overwritten.push_back(std::move(plan));
 }
 
 // Where each record of a list goes: into the list's own pages if it may, else into new ones.
@@ -159,8 +168,8 @@ void KvCache::Impl::PlanPages(const ListAction& action, const KvList& list, int 
   if (in_place) {
     plan->num_held = (total + kPageEntries - 1) / kPageEntries;
     const int tail = total % kPageEntries;
-    // A tail that fits a small page moves into one, unless its page has to take the next token anyway.
-    const bool fits_small = tail > 0 && tail <= kSmallPageEntries && small_tails && !action.overwrite;
+    // A tail that fits a small page moves into one.
+    const bool fits_small = tail > 0 && tail <= kSmallPageEntries && small_tails;
     if (fits_small && !list.pages[static_cast<size_t>(plan->num_held - 1)].small) {
       --plan->num_held;
     }
@@ -226,6 +235,7 @@ absl::Status KvCache::Impl::Repack(Sequence& sequence, std::span<const ListActio
   sequence.device_bytes += reservation.bytes_taken();
   sequence.peak_device_bytes = std::max(sequence.peak_device_bytes, sequence.device_bytes);
   for (RepackedList& plan : repacked) SwapList(sequence, &plan);
+  for (const OverwrittenList& plan : overwritten) Overwrite(sequence, plan);
   reservation.Keep();
   return absl::OkStatus();
 }
@@ -251,6 +261,29 @@ void KvCache::Impl::SwapList(Sequence& sequence, RepackedList* plan) {
     std::vector<float>& sums = sequence.columns[static_cast<size_t>(plan->list) * heads + r];
     for (size_t e = 0; e < moved.size(); ++e) moved[e] = plan->sources[e] >= 0 ? sums[static_cast<size_t>(plan->sources[e])] : 0.f;
     sums = moved;
+  }
+}
+
+void KvCache::Impl::Overwrite(Sequence& sequence, const OverwrittenList& plan) {
+  KvList& list = sequence.lists[static_cast<size_t>(plan.list)];
+  const int dropped = list.entries() - plan.size;
+  sequence.entries_dropped += dropped;
+  entries_dropped += dropped;
+  const size_t pages = static_cast<size_t>((plan.size + kPageEntries - 1) / kPageEntries);
+  for (size_t page = pages; page < list.pages.size(); ++page) ReleasePage(sequence, list.pages[page]);
+  list.pages.resize(pages);
+  if (pages > 0) {
+    const int left = plan.size - (static_cast<int>(pages) - 1) * kPageEntries;
+    resident_entries += left - list.pages.back().count;
+    list.pages.back().count = static_cast<uint16_t>(left);
+  }
+  list.positions.Overwrite(plan.moves, plan.size, sequence.num_tokens);
+  if (sequence.columns.empty()) return;
+  const size_t heads = static_cast<size_t>(heads_per_group());
+  for (size_t r = 0; r < heads; ++r) {
+    std::vector<float>& sums = sequence.columns[static_cast<size_t>(plan.list) * heads + r];
+    for (const auto& [to, from] : plan.moves) sums[static_cast<size_t>(to)] = sums[static_cast<size_t>(from)];
+    sums.resize(static_cast<size_t>(plan.size));
   }
 }
 

@@ -7,6 +7,7 @@
 #include "engine/validate.h"
 #include "nlohmann/json.hpp"
 #include "server/kv_json.h"
+#include "server/kv_protect.h"
 #include "server/openai_request.h"
 
 namespace loupe {
@@ -143,6 +144,10 @@ absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const E
   auto ids = EncodePrompt(*text, /*add_special=*/false, engine.tokenizer(), limits);
   if (!ids.ok()) return ids.status();
   request.prompt = *std::move(ids);
+  chat.engine.kv = request.kv;
+  status = ProtectMessages(engine.chat_template(), engine.tokenizer(), request.prompt, &chat);
+  if (!status.ok()) return status;
+  request.kv = std::move(chat.engine.kv);
   return request;
 }
 

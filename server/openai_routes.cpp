@@ -10,6 +10,7 @@
 #include "server/http_json.h"
 #include "server/http_status.h"
 #include "server/kv_json.h"
+#include "server/kv_protect.h"
 #include "server/management.h"
 #include "server/openai_answer.h"
 #include "server/openai_prompt.h"
@@ -124,6 +125,10 @@ absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const 
   const PromptLimits limits{engine.max_context(), longest_token_bytes_};
   auto prompts = BuildPrompts(request, engine.chat_template(), engine.tokenizer(), limits);
   if (!prompts.ok()) return prompts.status();
+  if (endpoint == Endpoint::kChat) {
+    auto status = ProtectMessages(engine.chat_template(), engine.tokenizer(), prompts->front(), &request);
+    if (!status.ok()) return status;
+  }
   context_.metrics->ObserveTokenize(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   if (auto status = Submit(engine, http, *prompts, taken.get()); !status.ok()) return status;
   // Ids are in range: the engine has accepted them.

@@ -91,6 +91,7 @@ struct Decoder::Impl {
   void Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream);
   void FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream);
   void Logits(const DecoderStep& step, Stream& stream);
+  void Surprisal(const DecoderStep& step, Stream& stream);
 };
 
 namespace {
@@ -257,6 +258,28 @@ void Decoder::Impl::Logits(const DecoderStep& step, Stream& stream) {
   backend->MatMul(product, stream);
 }
 
+// One block of logits at a time, so that no [T, V] is ever held.
+void Decoder::Impl::Surprisal(const DecoderStep& step, Stream& stream) {
+  const int64_t count = step.target_rows.rows(), vocab = step.block.shape[1];
+  for (int64_t first = 0; first < count; first += step.block.rows()) {
+    DecoderStep part = step;
+    part.logit_rows = step.target_rows;
+    part.logit_rows.data = step.target_rows.as<int32_t>() + first;
+    part.logit_rows.shape[0] = std::min(step.block.rows(), count - first);
+    part.logits = Rows(step.block, part.logit_rows.rows());
+    part.logit_prompt_rows = -1;
+    Logits(part, stream);
+    stream.Synchronize();
+    for (int64_t i = 0; i < part.logit_rows.rows(); ++i) {
+      const float* x = part.logits.row<float>(i);
+      const float top = *std::max_element(x, x + vocab);
+      double sum = 0;
+      for (int64_t id = 0; id < vocab; ++id) sum += std::exp(static_cast<double>(x[id] - top));
+      step.surprisal[first + i] = static_cast<float>(std::log(sum) + static_cast<double>(top - x[step.targets[first + i]]));
+    }
+  }
+}
+
 Decoder::Decoder() : impl_(std::make_unique<Impl>()) {}
 Decoder::~Decoder() = default;
 
@@ -289,6 +312,7 @@ void Decoder::Forward(const DecoderStep& step, Stream& stream) {
     impl.Attention(impl.layers[i], static_cast<int>(i), step, stream);
     impl.FeedForward(impl.layers[i], step, stream);
   }
+  if (step.target_rows.defined() && step.target_rows.rows() > 0) impl.Surprisal(step, stream);
   if (!step.logit_rows.defined() || step.logit_rows.rows() == 0) return;
   LOUPE_CHECK_LE(step.logit_rows.rows(), rows) << "rows whose logits are wanted";
   impl.Logits(step, stream);

@@ -14,6 +14,7 @@ class AdaKv final : public EvictionPolicy {
       : EvictionPolicy(name, std::move(budget), context, std::move(scorer)), floor_(floor) {}
 
  protected:
+  bool equal_lists() const override { return false; }
   void SelectLayer(const SequenceView& sequence, int layer, const LayerScores& scores, std::vector<ListAction>* actions) const override;
 
  private:

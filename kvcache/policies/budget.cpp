@@ -21,8 +21,8 @@ const char* FieldOf(KvBudget::Kind kind) {
   }
 }
 
-// Sets what the budget asks for, in entries and bytes. `*wanted` is the mean number of entries before page slack.
-absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, EvictionBudget* out, double* wanted) {
+// Sets what the budget asks for, in entries and bytes.
+absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, EvictionBudget* out) {
   const double value = budget.value;
   const int64_t lists = context.num_lists();
   const double full_bytes = static_cast<double>(lists * context.entry_bytes) * context.num_prompt;
@@ -39,7 +39,6 @@ absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, Ev
         return Refuse("budget.tokens", absl::StrCat("is ", value, ", must be a whole number of at least 1"));
       }
       out->entries = static_cast<int>(value);
-      *wanted = value;
       break;
     case KvBudget::Kind::kBytes:
       if (!(value >= static_cast<double>(lists * context.small_page_bytes) && value < 1e18)) {
@@ -51,16 +50,15 @@ absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, Ev
   }
   out->drops = true;
   if (out->total_bytes == 0) return absl::OkStatus();
-  *wanted = static_cast<double>(out->total_bytes) / static_cast<double>(lists * context.entry_bytes);
   out->entries = context.MaxEntries(out->total_bytes / lists);
   return absl::OkStatus();
 }
 
-absl::Status ReadProtection(const KvProtect& protect, const PolicyContext& context, double wanted, Protection* out) {
+absl::Status ReadProtection(const KvProtect& protect, const PolicyContext& context, int wanted, Protection* out) {
   const int prompt = context.num_prompt;
   out->sinks = protect.sinks.value_or(4);
-  // Relative to the budget, so that a small one is not spent on the last tokens alone.
-  out->recent = protect.recent.value_or(static_cast<int>(std::min(64.0, wanted / 4)));
+  // Relative to the budget, so that a small one is not spent on the last tokens alone and no default is ever too much.
+  out->recent = protect.recent.value_or(std::min(64, wanted / 4));
   if (out->sinks < 0) return Refuse("protect.sinks", absl::StrCat("is ", out->sinks, ", must be 0 or more"));
   if (out->recent < 0) return Refuse("protect.recent", absl::StrCat("is ", out->recent, ", must be 0 or more"));
   for (const auto& [from, to] : protect.ranges) {
@@ -83,8 +81,8 @@ int Protection::Count(int num_tokens) const {
 
 absl::StatusOr<EvictionBudget> PlanBudget(const KvOptions& options, const PolicyContext& context, DecodeForm decode, int interval) {
   EvictionBudget out;
-  double wanted = context.num_prompt;
-  if (absl::Status s = ReadBudget(options.budget, context, &out, &wanted); !s.ok()) return s;
+  if (absl::Status s = ReadBudget(options.budget, context, &out); !s.ok()) return s;
+  const int wanted = out.drops ? out.entries : context.num_prompt;
   if (absl::Status s = ReadProtection(options.protect, context, wanted, &out.protection); !s.ok()) return s;
   if (!out.drops) return out;
   out.decode = decode;

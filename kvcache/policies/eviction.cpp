@@ -41,11 +41,15 @@ Signals EvictionPolicy::signals() const {
 
 int64_t EvictionPolicy::MaxBytes(int num_generated) const {
   if (!budget_.drops) return -1;
-  const int64_t lists = context_.num_lists();
-  const int64_t grown = budget_.decode == DecodeForm::kAppend ? num_generated : std::min(num_generated, budget_.interval);
-  const int64_t entries = std::min(budget_.entries, context_.num_prompt + num_generated) + grown;
-  // Lists may differ in length, each with at most one page that is not full.
-  return (lists * entries / kPageEntries + lists) * context_.page_bytes;
+  const int grown = budget_.decode == DecodeForm::kAppend ? num_generated : std::min(num_generated, budget_.interval);
+  int64_t pages = 0;
+  for (int layer = 0; layer < context_.num_layers; ++layer) {
+    const int64_t entries = std::min(LayerEntries(layer), context_.num_prompt + num_generated) + grown;
+    const int64_t lists = context_.num_kv_heads;
+    // Lists of different lengths have at most one page each that is not full.
+    pages += equal_lists() ? lists * ((entries + kPageEntries - 1) / kPageEntries) : lists * entries / kPageEntries + lists;
+  }
+  return pages * context_.page_bytes;
 }
 
 void EvictionPolicy::AfterPrefill(const SequenceView& sequence, std::vector<ListAction>* actions) const {

@@ -45,6 +45,8 @@ class EvictionPolicy : public Policy {
  protected:
   // What a layer's lists keep. The default keeps the best of each, LayerEntries of them.
   virtual void SelectLayer(const SequenceView& sequence, int layer, const LayerScores& scores, std::vector<ListAction>* actions) const;
+  // False if the lists of a layer may differ in length.
+  virtual bool equal_lists() const { return true; }
   // How many entries a list of the layer keeps.
   virtual int LayerEntries(int /*layer*/) const { return budget_.entries; }
 

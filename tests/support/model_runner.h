@@ -34,6 +34,9 @@ class ModelRunner {
   }
 
   KvCache& cache() { return *cache_; }
+  // If wanted: of the second row's token and the following ones, after a step of a single item.
+  bool wants_surprisal = false;
+  std::vector<float> surprisal;
 
   SeqId Open() {
     auto seq = cache_->Open();
@@ -73,6 +76,17 @@ class ModelRunner {
     step.logit_rows = MakeTensor(wanted.data(), DType::kI32, static_cast<int64_t>(wanted.size()));
     step.logits =
         MakeTensor(logits.data(), DType::kF32, static_cast<int64_t>(wanted.size()), static_cast<int64_t>(vocab));
+    std::vector<int32_t> target_rows, targets;
+    std::vector<float> block(3 * vocab);
+    for (size_t row = 0; wants_surprisal && row + 1 < ids.size(); ++row) {
+      target_rows.push_back(static_cast<int32_t>(row));
+      targets.push_back(ids[row + 1]);
+    }
+    surprisal.assign(targets.size(), -1.f);
+    if (!targets.empty()) step.target_rows = MakeTensor(target_rows.data(), DType::kI32, static_cast<int64_t>(targets.size()));
+    step.targets = targets.data();
+    step.surprisal = surprisal.data();
+    step.block = MakeTensor(block.data(), DType::kF32, 3, static_cast<int64_t>(vocab));
     decoder_.Forward(step, *stream_);
     stream_->Synchronize();
     cache_->Commit(batch_, *stream_);

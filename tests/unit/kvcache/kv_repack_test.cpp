@@ -27,11 +27,13 @@ class ProbePolicy final : public Policy {
   int decode_interval() const override { return 1; }
   void AfterPrefill(const SequenceView& sequence, std::vector<ListAction>* actions) const override {
     if (after_prefill) after_prefill(sequence.lists, actions);
+    if (after_prefill_view) after_prefill_view(sequence);
   }
   void AfterDecode(const SequenceView& sequence, std::vector<ListAction>* actions) const override {
     if (after_decode) after_decode(sequence.lists, actions);
   }
   Act after_prefill, after_decode;
+  std::function<void(const SequenceView&)> after_prefill_view;
 
  private:
   Signals signals_;
@@ -321,6 +323,50 @@ TEST(PolicySignals, MassesOfTheLastDecodeRow) {
   KvBatch batch;
   const std::vector<KvStepItem> two{{driven.seq, 0, 2, false}};
   EXPECT_TRUE(absl::IsInvalidArgument(harness.cache().Reserve(two, &batch)));
+}
+
+TEST(PolicySignals, NormsAndSurprisalAddUpOverChunks) {
+  HarnessOptions options;
+  KvHarness harness(options);
+  ProbePolicy policy({.column_stride = 4, .key_norms = true, .output_norms = true, .surprisal = true});
+  Driven driven(&harness, policy);
+  EXPECT_TRUE(harness.cache().WantsSurprisal(driven.seq));
+  int calls = 0;
+  policy.after_prefill_view = [&](const SequenceView& view) {
+    ++calls;
+    EXPECT_EQ(view.num_tokens, 21);
+    EXPECT_EQ(view.num_prompt, 21);
+    EXPECT_EQ(std::vector<float>(view.surprisal.begin(), view.surprisal.end()), (std::vector<float>{0, 1, 2, 3}));
+    ASSERT_EQ(view.output_norms.size(), 2u * 21 * 4);
+    for (const float norm : view.output_norms) EXPECT_GT(norm, 0);
+    for (const ListView& list : view.lists) {
+      ASSERT_EQ(list.key_norms.size(), 21u);
+      ASSERT_EQ(list.column_sums.size(), 2u);
+      EXPECT_TRUE(list.window_mass.empty() && list.key_alignment.empty());
+      for (const std::span<const float> sums : list.column_sums) {
+        double total = 0;
+        for (const float x : sums) total += static_cast<double>(x);
+        EXPECT_NEAR(total, 5, 1e-4) << "rows 3, 7, 11, 15 and 19, each with probability 1";
+        EXPECT_EQ(sums[20], 0.f) << "no sampled row sees the last entry";
+      }
+      const size_t width = 2 * 16;
+      for (size_t e = 0; e < 21; ++e) {
+        double square = 0;
+        for (size_t d = 0; d < 16; ++d) {
+          const double x = double{driven.keys[static_cast<size_t>(list.layer)][e * width + static_cast<size_t>(list.kv_head) * 16 + d]};
+          square += x * x;
+        }
+        EXPECT_NEAR(static_cast<double>(list.key_norms[e]), std::sqrt(square), 1e-5);
+      }
+    }
+  };
+  const std::vector<float> surprisal{0, 1, 2, 3};
+  harness.cache().AddSurprisal(driven.seq, std::span(surprisal).first(1));
+  harness.cache().AddSurprisal(driven.seq, std::span(surprisal).subspan(1));
+  driven.Step(5, 0, false);
+  driven.Step(2, 0, false);
+  driven.Step(14, 0, true);
+  EXPECT_EQ(calls, 1);
 }
 
 TEST(PolicySignals, TheFullPolicyIsNeverAsked) {

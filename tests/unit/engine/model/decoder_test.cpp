@@ -304,6 +304,22 @@ INSTANTIATE_TEST_SUITE_P(Modes, DecoderInvarianceTest,
                            return std::string(name) + (std::get<1>(c.param) ? "Exact" : "Fast");
                          });
 
+TEST(DecoderTest, SurprisalIsThatOfTheLogits) {
+  const TinyModel model = MakeTinyModel(TinyOptions{});
+  Loaded loaded = Load(model, true);
+  ModelRunner runner(*loaded.backend, *loaded.decoder, 128);
+  runner.wants_surprisal = true;
+  const std::vector<int32_t> ids = RandomIds(41, model.vocab_size(), 8);
+  const auto logits = runner.Prefill(runner.Open(), ids, ids.size());
+  ASSERT_EQ(runner.surprisal.size(), 40u);
+  for (size_t row = 0; row < 40; ++row) {
+    double sum = 0;
+    for (const float x : logits[row]) sum += std::exp(static_cast<double>(x));
+    const double expected = std::log(sum) - static_cast<double>(logits[row][static_cast<size_t>(ids[row + 1])]);
+    EXPECT_NEAR(static_cast<double>(runner.surprisal[row]), expected, 1e-4) << row;
+  }
+}
+
 TEST(DecoderCreateTest, NamesMissingTensorsAndWrongShapes) {
   BackendOptions options;
   options.num_threads = 1;

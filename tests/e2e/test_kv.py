@@ -1,0 +1,165 @@
+"""A request says what its cache keeps."""
+import concurrent.futures
+import json
+import re
+import subprocess
+
+import httpx
+import pytest
+
+from conftest import MODEL, MODEL_NAME, ROOT, Server, cli_json, run_cli
+
+LONG = " ".join(f"Line {i}: the value of item {i * 37 % 101} is {i * i % 97}." for i in range(130))  # about 2,500 tokens
+
+
+def ask(server, kv, prompt=LONG, max_tokens=24, **more):
+    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **more}
+    if kv is not None:
+        body["kv"] = kv
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=300)
+
+
+def answer(server, kv, **more):
+    r = ask(server, kv, **more)
+    assert r.status_code == 200, r.text
+    return r.json()["choices"][0]["text"], r.json()["usage"]["kv"]
+
+
+MIXED = [{"policy": "full"}, {"policy": "snapkv", "budget": {"ratio": 0.25}}, {"policy": "h2o", "budget": {"tokens": 256}},
+         {"policy": "streaming", "budget": {"ratio": 0.1}}, {"policy": "adakv", "budget": {"bytes": 24_000_000}},
+         {"policy": "tova", "budget": {"ratio": 0.5}}]
+
+
+def test_one_batch_mixes_policies_and_each_gets_what_it_gets_alone(server):
+    alone = [answer(server, kv) for kv in MIXED]
+    with concurrent.futures.ThreadPoolExecutor(len(MIXED)) as pool:
+        together = list(pool.map(lambda kv: answer(server, kv), MIXED))
+    for kv, (text, report), (text_alone, report_alone) in zip(MIXED, together, alone):
+        assert text == text_alone, kv
+        assert report["policy"] == kv["policy"] and report["reason"] == "requested"
+        assert report["bytes"] == report_alone["bytes"] and report["entries"] == report_alone["entries"]
+    for kv, (_, report) in zip(MIXED, together):
+        if "ratio" in kv.get("budget", {}):
+            assert report["bytes_ratio"] <= kv["budget"]["ratio"]
+        if "bytes" in kv.get("budget", {}):
+            assert report["bytes_ratio"] * len(LONG) > 0 and report["entries"]["dropped"] > 0
+    server.wait_idle()
+
+
+def test_ratio_one_is_full(server):
+    text, full = answer(server, {"policy": "full"})
+    for policy in ("streaming", "h2o", "snapkv", "pyramidkv"):
+        other, report = answer(server, {"policy": policy, "budget": {"ratio": 1}})
+        assert other == text and report["bytes"] == full["bytes"] and report["policy"] == policy
+
+
+@pytest.mark.parametrize("kv, words", [
+    ({"policy": "no-such-policy"}, ["kv.policy", "no-such-policy", "snapkv"]),
+    ({"policy": "random", "budget": {"ratio": 0.5}}, ["kv.policy", "random", "--allow-baselines"]),
+    ({"policy": "snapkv", "budget": {"ratio": 0}}, ["kv.budget.ratio", "0"]),
+    ({"policy": "snapkv", "budget": {"ratio": 0.5, "tokens": 3}}, ["kv.budget", "one of"]),
+    ({"policy": "snapkv", "budget": {"bytes": 5}}, ["kv.budget.bytes", "5", "90 lists"]),
+    ({"policy": "snapkv", "budget": {"tokens": 20}, "protect": {"ranges": [[0, 100]]}}, ["kv.budget.tokens", "20", "105"]),
+    ({"policy": "snapkv", "budget": {"tokens": 20}, "protect": {"ranges": [[0, 100000]]}}, ["kv.protect.ranges", "100000"]),
+    ({"policy": "snapkv", "budget": {"tokens": 20}, "params": {"window": 1000}}, ["kv.params.window", "1000", "512"]),
+    ({"policy": "snapkv", "params": {"wind": 3}}, ["kv.params.wind", "window"]),
+    ({"policy": "h2o", "params": {"sums": "cubed"}}, ["kv.params.sums", "cubed", "raw"]),
+    ({"policy": "full", "budget": {"ratio": 0.5}}, ["kv.budget.ratio", "full"]),
+    ({"policy": "snapkv", "bits": {"key": 4}}, ["kv.bits.key", "4"]),
+    ({"policy": "snapkv", "floor": {"bits": 4}}, ["kv.floor"]),
+    ({"policy": "snapkv", "on_miss": "block"}, ["kv.on_miss"]),
+    ({"policy": "snapkv", "strategy": "mine"}, ["kv.strategy", "mine"]),
+    ({"policy": "snapkv", "protect": {"messages": [0]}}, ["kv.protect.messages", "chat"]),
+    ({"policy": "snapkv", "protect": {"colour": 1}}, ["kv.protect.colour"]),
+])
+def test_what_cannot_be_is_refused_with_numbers(server, kv, words):
+    r = ask(server, kv)
+    assert r.status_code == 400 and r.json()["error"]["param"].startswith("kv"), r.text
+    for word in words:
+        assert word in r.json()["error"]["message"], r.text
+
+
+def test_messages_and_roles_are_protected(server):
+    messages = [{"role": "system", "content": "Answer in one word. " * 12}, {"role": "user", "content": LONG[:4000]},
+                {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "What is it about?"}]
+
+    def chat(protect):
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0,
+                "kv": {"policy": "streaming", "budget": {"tokens": 80}, "protect": {"sinks": 0, "recent": 8, **protect}}}
+        return httpx.post(server.url + "/v1/chat/completions", json=body, timeout=120)
+
+    assert chat({}).status_code == 200
+    assert chat({"messages": [0]}).status_code == 200
+    assert chat({"roles": ["system"]}).json()["choices"] == chat({"messages": [0]}).json()["choices"]
+    assert chat({"roles": ["tool"]}).json()["choices"] == chat({}).json()["choices"]
+    r = chat({"messages": [1]})  # alone more than 80 entries
+    assert r.status_code == 400 and "kv.budget.tokens" in r.json()["error"]["message"], r.text
+    r = chat({"messages": [4]})
+    assert r.status_code == 400 and "kv.protect.messages" in r.json()["error"]["message"] and "4" in r.json()["error"]["message"]
+
+
+def test_policies_are_listed(server):
+    policies = {p["name"]: p for p in httpx.get(server.url + "/v1/kv/policies").json()["policies"]}
+    assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff"} == set(policies)
+    assert all(p["summary"] and p["formats"] == ["dense"] for p in policies.values())
+    assert {"name": "window", "summary": "last query rows that score the entries", "default": 64, "min": 1, "max": 512} in policies["snapkv"]["parameters"]
+    text = run_cli("serve", "--help-kv")
+    assert text.returncode == 0 and all(f"{name}: " in text.stdout for name in policies) and "random: baseline" in text.stdout
+
+
+def test_generate_takes_baselines_and_refuses_the_same():
+    out = cli_json("generate", "--model", MODEL, "--prompt", LONG[:3000], "--max-tokens", 4, "--temperature", 0, "--kv",
+                   json.dumps({"policy": "random", "budget": {"ratio": 0.5}, "params": {"seed": 3}}))
+    kv = out["usage"]["kv"]
+    assert kv["policy"] == "random" and 0.4 < kv["bytes_ratio"] <= 0.5 and kv["entries"]["dropped"] > 0
+    r = run_cli("generate", "--model", MODEL, "--prompt", "x", "--kv", '{"policy": "snapkv", "budget": {"ratio": -1}}')
+    assert r.returncode == 2 and "kv.budget.ratio" in r.stderr
+
+
+def test_the_servers_default_is_applied():
+    s = Server("--kv", json.dumps({"policy": "snapkv", "budget": {"ratio": 0.25}}), "--kv-device-bytes", "96MiB", "--allow-baselines")
+    try:
+        _, kv = answer(s, None)
+        assert kv["policy"] == "snapkv" and "--kv" in kv["reason"] and kv["bytes_ratio"] <= 0.25
+        _, kv = answer(s, {"policy": "auto"}, prompt=LONG[:3000])
+        assert kv["policy"] == "full" and kv["reason"].startswith("auto: full")
+        _, kv = answer(s, {"policy": "auto"})
+        assert kv["policy"] == "snapkv" and "more than half" in kv["reason"]
+        _, kv = answer(s, {"policy": "random", "budget": {"ratio": 0.5}})
+        assert kv["policy"] == "random"
+        _, kv = answer(s, None, prompt="short")
+        assert kv["entries"]["dropped"] == 0
+    finally:
+        assert s.stop() == 0
+    r = run_cli("serve", "--model", MODEL, "--kv", '{"policy": "snapkv", "budget": {"ratio": -1}}')
+    assert r.returncode == 2 and "kv.budget.ratio" in r.stderr
+
+
+def test_grpc_says_the_same(server, protos):
+    import grpc
+    m = protos.inference
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = protos.inference_grpc.InferenceStub(channel)
+        kv = m.KvOptions(policy="snapkv", budget=m.KvBudget(ratio=0.25))
+        kv.protect.ranges.add(**{"from": 10, "to": 20})
+        kv.params.update({"window": 32, "pool": "max"})
+        sampling = m.Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+        events = list(stub.Generate(m.GenerateRequest(prompt=LONG, kv=kv, sampling=sampling)))
+        report = events[-1].finished.usage.kv
+        assert report.policy == "snapkv" and 0.2 < report.bytes_ratio <= 0.25
+        _, http = answer(server, {"policy": "snapkv", "budget": {"ratio": 0.25}, "protect": {"ranges": [[10, 20]]},
+                                  "params": {"window": 32, "pool": "max"}}, max_tokens=8)
+        assert http["bytes"]["device"] == report.device_bytes
+        kv.params.update({"window": 0})
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.Generate(m.GenerateRequest(prompt="x", kv=kv, sampling=sampling)))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "kv.params.window" in caught.value.details()
+
+
+def test_the_readme_asks_for_a_quarter(server):
+    readme = (ROOT / "README.md").read_text()
+    command = re.search(r"```sh\n(curl [^`]*ratio[^`]*)```", readme).group(1).replace("http://127.0.0.1:8000", server.url)
+    r = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert r.returncode == 0, r.stderr
+    kv = json.loads(r.stdout)["usage"]["kv"]
+    assert kv["bytes_ratio"] <= 0.25 and kv["entries"]["dropped"] > 0

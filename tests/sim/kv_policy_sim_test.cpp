@@ -1,0 +1,254 @@
+// KV policies in the whole engine: one batch mixes them and every request gets what it gets alone, budgets are never
+// exceeded, admission counts what a policy will hold, and a preemption changes nothing.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "engine/engine_core.h"
+#include "tests/sim/fake_model.h"
+
+namespace loupe {
+namespace {
+
+struct Heard {
+  std::vector<int32_t> tokens;
+  std::optional<Finished> finished;
+};
+
+class KvPolicySim : public testing::Test {
+ protected:
+  void Make(CoreLimits limits, KvDefaults kv = {}) {
+    core_.reset();
+    BackendOptions options;
+    options.device = "cpu";
+    options.num_threads = 1;
+    backend_ = *MakeBackend(options);
+    auto core = EngineCore::Create(limits, {backend_.get(), &model_, &tokenizer_, nullptr, &clock_, 1, std::move(kv)});
+    ASSERT_TRUE(core.ok()) << core.status();
+    core_ = *std::move(core);
+  }
+  static CoreLimits Limits(int64_t slabs, int max_sequences = 8, int max_step_rows = 64) {
+    CoreLimits limits;
+    limits.kv_device_bytes = slabs * kSlabBytes;
+    limits.max_context = 4096;
+    limits.max_sequences = max_sequences;
+    limits.max_step_rows = max_step_rows;
+    limits.max_queue = 64;
+    return limits;
+  }
+  static Request Ask(const std::string& id, int prompt_tokens, int max_tokens, std::optional<KvOptions> kv) {
+    Request request;
+    request.id = id;
+    for (int i = 0; i < prompt_tokens; ++i) {
+      request.prompt.push_back(1 + (i * 7 + i * i % 13 + static_cast<int>(id.size())) % (kFakeVocab - 1));
+    }
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.ignore_eos = true;
+    request.kv = std::move(kv);
+    return request;
+  }
+  static KvOptions Kv(std::string_view policy, KvBudget::Kind kind, double value) {
+    KvOptions options;
+    options.policy = std::string(policy);
+    options.budget = {kind, value};
+    return options;
+  }
+
+  // Submits all and steps to the end; `each_step` is called after every step.
+  template <class EachStep>
+  std::map<std::string, Heard> Run(const std::vector<Request>& requests, const EachStep& each_step) {
+    std::map<std::string, std::shared_ptr<ResponseStream>> streams;
+    for (const Request& request : requests) {
+      auto stream = core_->Submit(request);
+      EXPECT_TRUE(stream.ok()) << stream.status();
+      if (stream.ok()) streams[request.id] = *std::move(stream);
+    }
+    for (int i = 0; i < 5000; ++i) {
+      clock_.Advance(0.01);
+      const bool idle = core_->Step() == EngineCore::Outcome::kIdle;
+      each_step();
+      if (idle) break;
+    }
+    std::map<std::string, Heard> heard;
+    for (auto& [id, stream] : streams) {
+      while (auto event = stream->TryNext()) {
+        if (auto* delta = std::get_if<Delta>(&*event)) {
+          heard[id].tokens.insert(heard[id].tokens.end(), delta->token_ids.begin(), delta->token_ids.end());
+        } else if (auto* finished = std::get_if<Finished>(&*event)) {
+          heard[id].finished = *finished;
+        }
+      }
+      EXPECT_TRUE(heard[id].finished && heard[id].finished->error.ok()) << id;
+    }
+    core_->cache().Audit();
+    EXPECT_EQ(core_->cache().Stats().resident_bytes, 0);
+    return heard;
+  }
+  std::map<std::string, Heard> Run(const std::vector<Request>& requests) {
+    return Run(requests, [] {});
+  }
+
+  // One request a policy that drops entries, with its budget in turn.
+  static std::vector<Request> OneEach(int prompt_tokens, int max_tokens) {
+    std::vector<Request> requests;
+    int number = 0;
+    for (const PolicyRow& row : AllPolicies()) {
+      KvOptions options = row.name == "full"  ? Kv(row.name, KvBudget::Kind::kNone, 0)
+                          : number % 2 == 0 ? Kv(row.name, KvBudget::Kind::kRatio, 0.3)
+                                            : Kv(row.name, KvBudget::Kind::kTokens, 40 + number);
+      if (row.name == "adakv" || row.name == "keydiff") {
+        options.params["decode"] = std::string("evict");
+        options.params["interval"] = 16.0;
+      }
+      requests.push_back(Ask(absl::StrCat(row.name, std::string(static_cast<size_t>(number), '.')), prompt_tokens + 3 * number, max_tokens,
+                             std::move(options)));
+      ++number;
+    }
+    return requests;
+  }
+
+  std::unique_ptr<Backend> backend_;
+  FakeModel model_{4096};
+  FakeTokenizer tokenizer_;
+  FakeClock clock_;
+  int64_t generated_ = 0;  // before the request under test
+  std::unique_ptr<EngineCore> core_;
+};
+
+TEST_F(KvPolicySim, AMixedBatchEqualsEachRequestAlone) {
+  const std::vector<Request> requests = OneEach(150, 60);
+  std::map<std::string, Heard> alone;
+  for (const int rows : {64, 512}) {
+    Make(Limits(64, 12, rows), {std::nullopt, true});
+    for (const Request& request : requests) {
+      Heard heard = Run({request}).at(request.id);
+      if (alone.count(request.id)) {
+        EXPECT_EQ(heard.tokens, alone[request.id].tokens) << request.id << " in steps of " << rows << " rows";
+      }
+      alone[request.id] = std::move(heard);
+    }
+  }
+  Make(Limits(64, 12, 100), {std::nullopt, true});
+  int most_running = 0;
+  const auto together = Run(requests, [&] { most_running = std::max(most_running, core_->num_running()); });
+  EXPECT_GE(most_running, 11);
+  for (const Request& request : requests) {
+    EXPECT_EQ(together.at(request.id).tokens, alone.at(request.id).tokens) << request.id;
+    const KvReport& a = together.at(request.id).finished->usage.kv;
+    const KvReport& b = alone.at(request.id).finished->usage.kv;
+    EXPECT_EQ(a.policy, request.kv->policy);
+    EXPECT_EQ(a.reason, "requested");
+    EXPECT_EQ(a.device_bytes, b.device_bytes) << request.id;
+    EXPECT_EQ(a.entries_dropped, b.entries_dropped) << request.id;
+    EXPECT_EQ(a.entries_kept + a.entries_dropped, 16 * (static_cast<int64_t>(request.prompt.size()) + 59)) << request.id;
+  }
+}
+
+TEST_F(KvPolicySim, PreemptionChangesNoToken) {
+  const std::vector<Request> requests = OneEach(150, 140);
+  Make(Limits(64, 12, 64), {std::nullopt, true});
+  const auto roomy = Run(requests);
+  EXPECT_EQ(core_->queue().Stats().preemptions, 0);
+  // Three slabs hold 768 full tokens; eleven requests that grow beyond what admission sets aside want more.
+  Make(Limits(3, 12, 64), {std::nullopt, true});
+  const auto tight = Run(requests);
+  EXPECT_GT(core_->queue().Stats().preemptions, 0);
+  for (const Request& request : requests) EXPECT_EQ(tight.at(request.id).tokens, roomy.at(request.id).tokens) << request.id;
+}
+
+TEST_F(KvPolicySim, ARatioOfOneEqualsFull) {
+  Make(Limits(32, 12, 64), {std::nullopt, true});
+  Request full = Ask("f", 200, 40, Kv("full", KvBudget::Kind::kNone, 0));
+  const Heard expected = Run({full}).at("f");
+  for (const PolicyRow& row : AllPolicies()) {
+    full.kv = Kv(row.name, KvBudget::Kind::kRatio, 1);
+    const Heard heard = Run({full}).at("f");
+    EXPECT_EQ(heard.tokens, expected.tokens) << row.name;
+    EXPECT_EQ(heard.finished->usage.kv.device_bytes, expected.finished->usage.kv.device_bytes) << row.name;
+    EXPECT_EQ(heard.finished->usage.kv.policy, row.name);
+  }
+}
+
+// A pool of four dense prompts of 4,032 tokens decodes twelve of 4,000 tokens at a quarter of the cache in one step.
+TEST_F(KvPolicySim, FreedMeansFreed) {
+  Make(Limits(4 * 4032 / 256, 16, 4096), {});
+  std::vector<Request> requests;
+  for (int i = 0; i < 12; ++i) {
+    requests.push_back(Ask(absl::StrCat("request", std::string(static_cast<size_t>(i), '.')), 4000, 32,
+                           Kv("snapkv", KvBudget::Kind::kRatio, 0.25)));
+  }
+  int most_running = 0;
+  const auto heard = Run(requests, [&] { most_running = std::max(most_running, core_->num_running()); });
+  EXPECT_GE(most_running, 12);
+  EXPECT_EQ(core_->queue().Stats().preemptions, 0);
+  for (const Request& request : requests) {
+    const KvReport& kv = heard.at(request.id).finished->usage.kv;
+    EXPECT_LE(kv.bytes_ratio, 0.25);
+    EXPECT_GT(kv.bytes_ratio, 0.23);
+    EXPECT_GE(kv.peak_bytes_ratio, 1.0) << "the prompt is dense until its end";
+  }
+}
+
+TEST_F(KvPolicySim, EvictingRequestsNeverExceedTheirBytes) {
+  Make(Limits(32, 8, 64), {std::nullopt, true});
+  const double budget = 16.0 * 2 * 64 * 1024;  // two pages a list
+  for (const char* policy : {"streaming", "h2o", "tova", "snapkv", "adakv", "chunkkv", "keydiff", "knorm"}) {
+    KvOptions kv = Kv(policy, KvBudget::Kind::kBytes, budget);
+    kv.params["decode"] = std::string("evict");
+    int64_t most_after_prompt = 0;
+    bool prompt_done = false;
+    const auto heard = Run({Ask("a", 300, 150, kv)}, [&] {
+      const KvStats stats = core_->cache().Stats();
+      prompt_done |= core_->queue().Stats().generated_tokens > generated_;
+      if (prompt_done) most_after_prompt = std::max(most_after_prompt, stats.resident_bytes);
+    });
+    generated_ = core_->queue().Stats().generated_tokens;
+    EXPECT_LE(static_cast<double>(most_after_prompt), budget) << policy;
+    EXPECT_GT(static_cast<double>(most_after_prompt), 0.7 * budget) << policy;
+    EXPECT_EQ(heard.at("a").tokens.size(), 150u);
+  }
+}
+
+TEST_F(KvPolicySim, TheServersDefaultAndAuto) {
+  KvOptions fallback = Kv("snapkv", KvBudget::Kind::kRatio, 0.5);
+  Make(Limits(8, 8, 64), {fallback, false});  // 2,048 full tokens
+  const auto report = [&](int prompt, std::optional<KvOptions> kv) { return Run({Ask("a", prompt, 4, std::move(kv))}).at("a").finished->usage.kv; };
+  KvReport kv = report(400, std::nullopt);
+  EXPECT_EQ(kv.policy, "snapkv");
+  EXPECT_EQ(kv.reason, "the server's default (--kv)");
+  kv = report(400, KvOptions{});
+  EXPECT_EQ(kv.policy, "full");
+  EXPECT_NE(kv.reason.find("at most half"), std::string::npos) << kv.reason;
+  kv = report(1500, KvOptions{});
+  EXPECT_EQ(kv.policy, "snapkv");
+  EXPECT_NE(kv.reason.find("more than half"), std::string::npos) << kv.reason;
+  kv = report(200, KvOptions{});
+  EXPECT_EQ(kv.policy, "full");
+  EXPECT_NE(kv.reason.find("200 tokens"), std::string::npos) << kv.reason;
+  kv = report(400, Kv("auto", KvBudget::Kind::kRatio, 0.25));
+  EXPECT_EQ(kv.policy, "snapkv");
+  EXPECT_LE(kv.bytes_ratio, 0.25);
+  kv = report(400, Kv("full", KvBudget::Kind::kNone, 0));
+  EXPECT_EQ(kv.policy, "full");
+  EXPECT_EQ(kv.reason, "requested");
+  Make(Limits(8, 8, 64), {});
+  kv = report(400, Kv("auto", KvBudget::Kind::kRatio, 0.25));
+  EXPECT_EQ(kv.policy, "h2o");
+  EXPECT_NE(kv.reason.find("budget"), std::string::npos) << kv.reason;
+  // What the operator wants but cannot be is said at the start, or passed over where only the prompt is at fault.
+  auto bad = EngineCore::Create(Limits(8), {backend_.get(), &model_, &tokenizer_, nullptr, &clock_, 1,
+                                            {Kv("snapkv", KvBudget::Kind::kRatio, -1), false}});
+  EXPECT_TRUE(absl::IsInvalidArgument(bad.status())) << bad.status();
+  fallback = Kv("snapkv", KvBudget::Kind::kTokens, 100);
+  fallback.protect.ranges = {{0, 60}};
+  Make(Limits(8, 8, 64), {fallback, false});
+  kv = report(50, std::nullopt);
+  EXPECT_EQ(kv.policy, "full");
+  EXPECT_NE(kv.reason.find("kv.protect.ranges"), std::string::npos) << kv.reason;
+}
+
+}  // namespace
+}  // namespace loupe
