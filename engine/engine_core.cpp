@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
-#include "kernels/page_layout.h"
 
 namespace loupe {
 namespace {
@@ -69,25 +68,13 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const CoreLimits&
 
 // Whatever was accepted must be able to run to its end when it runs alone; so the context is what one sample can hold.
 absl::Status EngineCore::LimitContextToArena() {
-  const KvShape& shape = cache_->shape();
-  int64_t bytes = cache_->bytes_free();
-  // Small tail pages sit in slabs of their own, which a lone sample may need to grow. In a very small arena there is
-  // nothing to set aside.
-  const PageClass small{cache_->dense_format(), true, false};
-  const int64_t small_bytes = int64_t{shape.num_layers} * shape.num_kv_heads * MakePageLayout(small, shape.head_dim).bytes;
-  const int64_t small_slabs = (small_bytes + kSlabBytes - 1) / kSlabBytes;
-  if (bytes / kSlabBytes >= 8 * small_slabs) bytes -= small_slabs * kSlabBytes;
-  int fits = 0, too_many = limits_.max_context + 1;
-  while (too_many - fits > 1) {
-    const int middle = fits + (too_many - fits) / 2;
-    (cache_->BytesForTokens(middle) <= bytes ? fits : too_many) = middle;
-  }
-  if (fits == 0) {
+  const int longest = cache_->LongestSequence();
+  if (longest == 0) {
     return absl::InvalidArgumentError(absl::StrCat("the KV cache has ", limits_.kv_device_bytes,
                                                    " bytes; a single token of this model needs ",
                                                    cache_->BytesForTokens(1), "; give it more (--kv-device-bytes)"));
   }
-  limits_.max_context = fits;
+  limits_.max_context = std::min(limits_.max_context, longest);
   return absl::OkStatus();
 }
 

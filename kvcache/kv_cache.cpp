@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -41,6 +42,9 @@ absl::Status CheckShape(const KvConfig& config, const KvShape& shape, const Page
   return absl::OkStatus();
 }
 
+// An eighth of the arena, rounded up: few sequences at a time have a short tail. Two slabs are too few to share.
+int MaxSmallSlabs(int num_slabs) { return num_slabs <= 2 ? 0 : (num_slabs + 7) / 8; }
+
 }  // namespace
 
 KvBatch::KvBatch() : state_(std::make_unique<State>()) {}
@@ -60,7 +64,7 @@ KvBatch& KvBatch::operator=(KvBatch&& other) noexcept {
 KvCache::Impl::Impl(const KvConfig& kv_config, const KvShape& kv_shape, Backend& kv_backend, std::unique_ptr<SlabArena> slab_arena)
     : config(kv_config), shape(kv_shape), backend(kv_backend),
       landing_class{kv_backend.Info().dense_format, false, false},
-      arena(std::move(slab_arena)), pool(arena.get(), kv_shape.head_dim) {
+      arena(std::move(slab_arena)), pool(arena.get(), kv_shape.head_dim, MaxSmallSlabs(arena->num_slabs())) {
   if (shape.scale == 0) shape.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
@@ -180,6 +184,11 @@ int64_t KvCache::BytesForTokens(int num_tokens) const {
   // A small tail that grows is held together with the page that takes it over: up to 16 entries more.
   const int64_t pages = (int64_t{num_tokens} + kSmallPageEntries + kPageEntries - 1) / kPageEntries;
   return pages * impl_->num_lists() * impl_->pool.PageBytes(impl_->landing_class);
+}
+int KvCache::LongestSequence() const {
+  const int64_t large_slabs = impl_->arena->num_slabs() - impl_->pool.max_small_slabs();
+  const int64_t pages = large_slabs * (kSlabBytes / impl_->pool.PageBytes(impl_->landing_class));
+  return static_cast<int>(std::min<int64_t>(pages / impl_->num_lists() * kPageEntries, std::numeric_limits<int>::max()));
 }
 PageFormat KvCache::dense_format() const { return impl_->landing_class.format; }
 int64_t KvCache::dense_entry_bytes() const { return impl_->dense_entry_bytes(); }

@@ -130,6 +130,9 @@ class KvCache {
   int64_t device_bytes(SeqId seq) const;
   // What a policy for a prompt of so many tokens has to know.
   PolicyContext policy_context(int num_prompt) const;
+  // Positions that one full sequence can grow to while it is alone in the cache, in whatever steps and whoever was there
+  // before: no Reserve up to it is refused. 0: not even the first token fits.
+  int LongestSequence() const;
   // How dense entries are coded here, and the bytes of one (key and value).
   PageFormat dense_format() const;
   int64_t dense_entry_bytes() const;

@@ -164,13 +164,15 @@ void KvCache::Impl::PlanPages(const ListAction& action, const KvList& list, int 
     c.log_weights |= page.page_class().log_weights;
   }
   c.log_weights |= !action.merge.empty();
+  const auto fits_small_page = [&](int count) {
+    return small_tails && count <= kSmallPageEntries && pool.CanTake({c.format, true, c.log_weights});
+  };
   plan->num_held = same / kPageEntries;
   if (in_place) {
     plan->num_held = (total + kPageEntries - 1) / kPageEntries;
     const int tail = total % kPageEntries;
     // A tail that fits a small page moves into one.
-    const bool fits_small = tail > 0 && tail <= kSmallPageEntries && small_tails;
-    if (fits_small && !list.pages[static_cast<size_t>(plan->num_held - 1)].small) {
+    if (tail > 0 && fits_small_page(tail) && !list.pages[static_cast<size_t>(plan->num_held - 1)].small) {
       --plan->num_held;
     }
   }
@@ -182,7 +184,7 @@ void KvCache::Impl::PlanPages(const ListAction& action, const KvList& list, int 
     const int slot = entry % kPageEntries;
     if (slot == 0 && entry / kPageEntries >= plan->num_held) {
       const int count = std::min(total - entry, kPageEntries);
-      c.small = small_tails && count <= kSmallPageEntries;
+      c.small = fits_small_page(count);
       plan->pages.push_back(MakePageRef(reservation->Take(c).value_or(0), count, c));
     }
     PageRef to = plan->pages[static_cast<size_t>(entry / kPageEntries)];

@@ -194,6 +194,7 @@ absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int 
       PageClass c = landing_class;
       if (replaces && page == first_new) c = list.pages.back().page_class();
       c.small = small_tails && count <= kSmallPageEntries;
+      c.small = c.small && pool.CanTake(c);
       table[page] = MakePageRef(state->reservation->Take(c).value_or(0), count, c);
       state->new_pages.push_back(table[page]);
     }

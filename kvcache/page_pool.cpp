@@ -1,5 +1,6 @@
 #include "kvcache/page_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -12,7 +13,8 @@ constexpr uint32_t kUnitsPerSlab = static_cast<uint32_t>(kSlabBytes / kPageAlign
 
 }  // namespace
 
-PagePool::PagePool(SlabArena* arena, int head_dim) : arena_(arena), head_dim_(head_dim) {
+PagePool::PagePool(SlabArena* arena, int head_dim, int max_small_slabs)
+    : arena_(arena), head_dim_(head_dim), max_small_slabs_(max_small_slabs) {
   slabs_.resize(static_cast<size_t>(arena->num_slabs()));
 }
 
@@ -37,13 +39,23 @@ int PagePool::ClassIndex(const PageClass& page_class) {
   return static_cast<int>(classes_.size()) - 1;
 }
 
+int PagePool::FreeSlabsFor(const PageClass& page_class) const {
+  return page_class.small ? std::min(arena_->num_free(), max_small_slabs_ - small_slabs_) : arena_->num_free();
+}
+
+bool PagePool::CanTake(const PageClass& page_class) const {
+  const int known = FindClass(page_class);
+  return (known >= 0 && !classes_[static_cast<size_t>(known)].partial.empty()) || FreeSlabsFor(page_class) > 0;
+}
+
 std::optional<uint32_t> PagePool::Take(const PageClass& page_class) {
   const int class_index = ClassIndex(page_class);
   Class& owner = classes_[static_cast<size_t>(class_index)];
   int slab_index = owner.partial.First();
   if (slab_index < 0) {
+    if (FreeSlabsFor(page_class) <= 0) return std::nullopt;
     slab_index = arena_->TakeSlab();
-    if (slab_index < 0) return std::nullopt;
+    small_slabs_ += page_class.small ? 1 : 0;
     Slab& fresh = slabs_[static_cast<size_t>(slab_index)];
     fresh.class_index = class_index;
     fresh.pages_taken = 0;
@@ -125,6 +137,7 @@ void PagePool::Free(const Place& place) {
   if (--place.slab.pages_taken > 0) return;
   place.owner.partial.Erase(place.slab_index);
   --place.owner.slabs;
+  small_slabs_ -= place.owner.page_class.small ? 1 : 0;
   place.slab.class_index = -1;
   arena_->GiveSlab(place.slab_index);
 }
@@ -141,7 +154,7 @@ void PagePool::DrainRetired() {
 
 int64_t PagePool::BytesFree(const PageClass& page_class) const {
   const int64_t page_bytes = PageBytes(page_class);
-  int64_t pages = arena_->num_free() * (kSlabBytes / page_bytes);
+  int64_t pages = FreeSlabsFor(page_class) * (kSlabBytes / page_bytes);
   const int index = FindClass(page_class);
   if (index >= 0) {
     const Class& owner = classes_[static_cast<size_t>(index)];
@@ -160,7 +173,7 @@ std::vector<PageClassUse> PagePool::Uses() const {
 }
 
 void PagePool::Audit() const {
-  int64_t used = 0, small = 0, bytes = 0, taken_slabs = 0;
+  int64_t used = 0, small = 0, bytes = 0, taken_slabs = 0, small_slabs = 0;
   std::vector<int64_t> retired(classes_.size(), 0), used_of(classes_.size(), 0), slabs_of(classes_.size(), 0);
   for (size_t i = 0; i < slabs_.size(); ++i) {
     const Slab& slab = slabs_[i];
@@ -168,6 +181,7 @@ void PagePool::Audit() const {
     const size_t c = static_cast<size_t>(slab.class_index);
     const Class& owner = classes_[c];
     ++taken_slabs;
+    small_slabs += owner.page_class.small ? 1 : 0;
     ++slabs_of[c];
     int taken = 0;
     for (int page = 0; page < owner.pages_per_slab; ++page) {
@@ -200,6 +214,8 @@ void PagePool::Audit() const {
   LOUPE_CHECK_EQ(bytes, bytes_used_) << "bytes in use";
   LOUPE_CHECK_EQ(retired_pages, static_cast<int64_t>(retired_.size())) << "retired pages";
   LOUPE_CHECK_EQ(bytes_retired, bytes_retired_) << "retired bytes";
+  LOUPE_CHECK_EQ(small_slabs, small_slabs_) << "slabs of small pages";
+  LOUPE_CHECK_LE(small_slabs_, max_small_slabs_) << "slabs of small pages";
   LOUPE_CHECK_EQ(taken_slabs, arena_->num_slabs() - arena_->num_free()) << "slabs taken from the arena";
 }
 

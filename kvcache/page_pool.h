@@ -30,10 +30,13 @@ struct PageClassUse {
 
 class PagePool {
  public:
-  PagePool(SlabArena* arena, int head_dim);
+  // Small pages never take more than `max_small_slabs` slabs, however they are spread over them: the others are always
+  // there for large pages.
+  PagePool(SlabArena* arena, int head_dim, int max_small_slabs);
 
   // A page with one reference, or nothing when neither the class nor the arena has room.
   std::optional<uint32_t> Take(const PageClass& page_class);
+  bool CanTake(const PageClass& page_class) const;
   void Share(uint32_t unit);
   // True if that was the last reference: the page is retired then.
   bool Release(uint32_t unit);
@@ -48,6 +51,7 @@ class PagePool {
   // drained before the next step takes any).
   int64_t BytesFree(const PageClass& page_class) const;
 
+  int max_small_slabs() const { return max_small_slabs_; }
   int64_t pages_used() const { return pages_used_; }
   int64_t small_pages_used() const { return small_pages_used_; }
   int64_t bytes_used() const { return bytes_used_; }
@@ -84,6 +88,7 @@ class PagePool {
   };
 
   int FindClass(const PageClass& page_class) const;
+  int FreeSlabsFor(const PageClass& page_class) const;
   int ClassIndex(const PageClass& page_class);
   Place Find(uint32_t unit);
   void Free(const Place& place);
@@ -91,6 +96,8 @@ class PagePool {
 
   SlabArena* arena_;
   int head_dim_;
+  int max_small_slabs_;
+  int small_slabs_ = 0;
   std::vector<Class> classes_;
   std::vector<Slab> slabs_;
   std::vector<uint32_t> retired_;

@@ -27,7 +27,7 @@ class PoolAndModel {
   explicit PoolAndModel(uint32_t seed) : random_(seed) {
     backend_ = MakeBackend({.device = "cpu", .num_threads = 1, .isa = ""}).value();
     arena_ = SlabArena::Create(kSlabs * kSlabBytes + 12345, *backend_).value();
-    pool_ = std::make_unique<PagePool>(arena_.get(), kHeadDim);
+    pool_ = std::make_unique<PagePool>(arena_.get(), kHeadDim, 2);
   }
 
   void Operate() {

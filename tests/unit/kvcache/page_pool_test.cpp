@@ -15,7 +15,7 @@ class PagePoolTest : public testing::Test {
   PagePoolTest() {
     backend_ = MakeBackend({.device = "cpu", .num_threads = 1, .isa = ""}).value();
     arena_ = SlabArena::Create(2 * kSlabBytes, *backend_).value();
-    pool_ = std::make_unique<PagePool>(arena_.get(), 64);
+    pool_ = std::make_unique<PagePool>(arena_.get(), 64, 1);
   }
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<SlabArena> arena_;
@@ -43,6 +43,21 @@ TEST_F(PagePoolTest, AnEmptySlabGoesToAnotherClass) {
   EXPECT_FALSE(pool_->Take(kSmall).has_value());
   EXPECT_EQ(pool_->slab_bytes(), 2 * kSlabBytes);
   EXPECT_EQ(pool_->bytes_used(), 128 * 16384 + 512 * 4096);
+  pool_->Audit();
+}
+
+TEST_F(PagePoolTest, SmallPagesLeaveTheOtherSlabsAlone) {
+  const PageClass small_with_weights{{}, true, true};
+  const uint32_t first = pool_->Take(kSmall).value();
+  EXPECT_FALSE(pool_->CanTake(small_with_weights)) << "the one slab for small pages has a class";
+  EXPECT_FALSE(pool_->Take(small_with_weights).has_value());
+  EXPECT_EQ(pool_->BytesFree(small_with_weights), 0);
+  for (int i = 1; i < 512; ++i) ASSERT_TRUE(pool_->Take(kSmall).has_value()) << i;
+  EXPECT_FALSE(pool_->CanTake(kSmall));
+  EXPECT_FALSE(pool_->Take(kSmall).has_value());
+  EXPECT_EQ(pool_->BytesFree(kLarge), kSlabBytes);
+  pool_->GiveBack(first);
+  EXPECT_TRUE(pool_->CanTake(kSmall));
   pool_->Audit();
 }
 
