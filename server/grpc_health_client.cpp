@@ -4,10 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "server/grpc_log.h"
 
 namespace loupe {
 
 absl::StatusOr<bool> CheckGrpcHealth(const std::string& address, std::chrono::seconds timeout) {
+  RouteGrpcLog();
   const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
   const auto stub = grpc::health::v1::Health::NewStub(channel);
   grpc::ClientContext context;

@@ -17,6 +17,7 @@
 #include "loupe/v1/admin.grpc.pb.h"
 #include "loupe/v1/inference.grpc.pb.h"
 #include "server/convert_proto.h"
+#include "server/grpc_log.h"
 #include "server/grpc_parse_errors.h"
 #include "server/grpc_stream.h"
 
@@ -270,6 +271,7 @@ namespace {
 absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& context, const std::string& address,
                                                      grpc::Service* service, int* port) {
   const size_t colon = address.rfind(':');
+  RouteGrpcLog();
   // gRPC would resolve service names and cut numbers; a port is a number here.
   int wanted = -1;
   const bool number = colon != std::string::npos && absl::SimpleAtoi(address.substr(colon + 1), &wanted);
@@ -289,7 +291,11 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
   // Clients that ping between calls are welcome; by default gRPC answers them with GOAWAY.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  std::unique_ptr<grpc::Server> server;
+  {
+    const QuietGrpcLog quiet;
+    server = builder.BuildAndStart();
+  }
   if (server == nullptr || *port == 0) {
     return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address, " for gRPC: the port is in use or the address is not "
                                                  "this machine's; choose another with --grpc HOST:PORT"));

@@ -1,5 +1,7 @@
 // The binary: picks the subcommand, resolves its options, runs it. Nothing else.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <vector>
 
 #include "server/commands/command.h"
@@ -15,10 +17,18 @@ int RunCommand(const loupe::Command& command) {
     return loupe::kExitBadInput;
   }
   if (command.common->print_config) {
-    std::printf("%s\n", command.options->ToJson().c_str());
+    std::printf("%s\n", command.options->ToJson(command.common->json ? -1 : 2).c_str());
     return loupe::kExitOk;
   }
   return command.run();
+}
+
+// What was printed has to have arrived: a result that is lost is a failure.
+int FinishOutput(int code) {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fprintf(stderr, "error: cannot write to standard output%s%s\n", errno != 0 ? ": " : "", errno != 0 ? std::strerror(errno) : "");
+  return code == loupe::kExitOk ? loupe::kExitFailed : code;
 }
 
 }  // namespace
@@ -39,14 +49,14 @@ int main(int argc, char** argv) {
   try {
     root.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help, --version
-    return root.exit(done);
+    return FinishOutput(root.exit(done));
   } catch (const CLI::ParseError& error) {
     std::fprintf(stderr, "error: %s; see loupe --help\n", error.what());
     return loupe::kExitBadInput;
   }
   loupe::WarnAboutUnknownEnvironment(root);
   for (const loupe::Command& command : commands) {
-    if (command.app->parsed()) return RunCommand(command);
+    if (command.app->parsed()) return FinishOutput(RunCommand(command));
   }
   return loupe::kExitBadInput;
 }

@@ -66,7 +66,7 @@ void Metrics::Families::AddRequests() {
     for (int code = 0; code < kNumCodes; ++code) {
       for (int reason = 0; reason < kNumFinishReasons; ++reason) {
         requests[api][code][reason] =
-            &AddCounter("loupe_requests_total", "Requests answered, by way in, class of the status and why they ended.",
+            &AddCounter("loupe_requests_total", "HTTP requests and gRPC calls answered, one each however many samples they had.",
                         {{"model", model},
                          {"api", kApiNames[api]},
                          {"code", kCodeNames[code]},
@@ -79,9 +79,9 @@ void Metrics::Families::AddRequests() {
                                    {{"reason", kRejectNames[reason]}});
   }
   running = &AddGauge("loupe_requests_running", "Samples that hold cache.");
-  waiting = &AddGauge("loupe_requests_waiting", "Requests in the queue.");
-  queue_tokens = &AddGauge("loupe_queue_prompt_tokens", "Prompt tokens of the requests in the queue.");
-  queue_age = &AddGauge("loupe_queue_oldest_age_seconds", "How long the oldest request in the queue has waited.");
+  waiting = &AddGauge("loupe_requests_waiting", "Prompts in the queue, with all their samples.");
+  queue_tokens = &AddGauge("loupe_queue_prompt_tokens", "Prompt tokens in the queue.");
+  queue_age = &AddGauge("loupe_queue_oldest_age_seconds", "How long the oldest prompt in the queue has waited.");
   http_in_flight = &AddGauge("loupe_http_requests_in_flight", "HTTP requests being answered on the main listener.");
   grpc_in_flight = &AddGauge("loupe_grpc_streams_in_flight", "gRPC calls being answered.");
   prompt_computed.counter =
@@ -91,13 +91,13 @@ void Metrics::Families::AddRequests() {
       &AddCounter("loupe_prompt_tokens_total", "Prompt tokens, by where their cache entries came from.",
                   {{"model", model}, {"source", "recomputed"}});
   generated.counter = &AddCounter("loupe_generation_tokens_total", "Tokens generated.", {{"model", model}});
-  preemptions.counter = &AddCounter("loupe_preemptions_total", "Running requests that gave up their cache for others.",
+  preemptions.counter = &AddCounter("loupe_preemptions_total", "Running samples that gave up their cache for others.",
                                     {{"kind", "recompute"}});
 }
 
 void Metrics::Families::AddLatencies() {
   const Labels of_model = {{"model", model}};
-  first_token = &AddHistogram("loupe_time_to_first_token_seconds", "From arrival to the first token.",
+  first_token = &AddHistogram("loupe_time_to_first_token_seconds", "From arrival to the first token of a sample.",
                               {{"model", model}, {"cache", "miss"}}, kFirstToken);
   next_token = &AddHistogram("loupe_inter_token_latency_seconds", "Every gap between two tokens of a sample.", of_model,
                              kInterToken);
@@ -106,18 +106,19 @@ void Metrics::Families::AddLatencies() {
                     "Mean gap of a sample: (duration - time to first token) / (tokens - 1).", of_model, kInterToken);
   for (int reason = 0; reason < kNumFinishReasons; ++reason) {
     duration[reason] = &AddHistogram(
-        "loupe_request_duration_seconds", "From arrival to the end of a sample.",
+        "loupe_request_duration_seconds",
+        "From arrival to the end of a sample: n samples of a prompt, and the prompts of a list, count one each.",
         {{"model", model}, {"finish_reason", FinishReasonName(static_cast<FinishReason>(reason))}}, kEndToEnd);
   }
   const auto phase = [&](const char* name) {
-    return &AddHistogram("loupe_request_phase_seconds", "Where the time of a sample went.", {{"phase", name}},
+    return &AddHistogram("loupe_request_phase_seconds", "Where the time of a sample went; tokenize is once a request.", {{"phase", name}},
                          kEndToEnd);
   };
   phase_queue = phase("queue");
   phase_tokenize = phase("tokenize");
   phase_prefill = phase("prefill");
   phase_decode = phase("decode");
-  prompt_tokens = &AddHistogram("loupe_request_prompt_tokens", "Prompt length of a request.", of_model, kTokens);
+  prompt_tokens = &AddHistogram("loupe_request_prompt_tokens", "Length of a prompt, once however many samples it has.", of_model, kTokens);
   output_tokens = &AddHistogram("loupe_request_output_tokens", "Tokens generated for a sample.", of_model, kTokens);
   retention = &AddHistogram("loupe_kv_retention_ratio", "Entries kept over entries seen, at the end of a sample.",
                             of_model, kRatio);

@@ -6,12 +6,12 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
+#include "server/read_input.h"
 
 namespace loupe {
 namespace {
@@ -30,7 +30,7 @@ std::string VariableName(const std::string& flag) {
 
 // Options that only make sense on a command line.
 bool IsSettable(const CLI::Option* option) {
-  static const std::set<std::string> kFixed = {"help", "version", "config", "print-config"};
+  static const std::set<std::string> kFixed = {"help", "version"};
   const std::string name = FlagName(option);
   return !name.empty() && kFixed.count(name) == 0;
 }
@@ -45,11 +45,23 @@ absl::StatusOr<std::vector<std::string>> ValuesFromJson(const std::string& key, 
 }
 
 absl::StatusOr<Json> ReadConfig(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot open config file '", path, "'"));
-  Json json = Json::parse(file, nullptr, false);
+  const auto text = ReadFile("config file", path);
+  if (!text.ok()) return text.status();
+  // JSON allows a key twice; which of the two was meant, nobody can tell.
+  std::vector<std::set<std::string>> keys;
+  std::string repeated;
+  const auto note = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) repeated = parsed.get<std::string>();
+    return true;
+  };
+  Json json = Json::parse(*text, note, false);
   if (json.is_discarded() || !json.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat("config file '", path, "' is not a JSON object"));
+  }
+  if (!repeated.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("config file '", path, "' has the key '", repeated, "' twice; keep one"));
   }
   return json;
 }
@@ -76,7 +88,23 @@ absl::Status OptionTable::Set(CLI::Option* option, const std::vector<std::string
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> OptionTable::TakeFlagOrVariable(CLI::Option* option) {
+  if (option->count() > 0) {
+    if (origins_.count(option) == 0) origins_[option] = "flag";
+    return true;
+  }
+  const std::string variable = VariableName(FlagName(option));
+  const char* value = std::getenv(variable.c_str());
+  if (value == nullptr) return false;
+  if (absl::Status set = Set(option, {value}, variable); !set.ok()) return set;
+  origins_[option] = "environment";
+  return true;
+}
+
 absl::Status OptionTable::Resolve() {
+  // Which file it is cannot be said in the file.
+  CLI::Option* config = app_->get_option("--config");
+  if (auto taken = TakeFlagOrVariable(config); !taken.ok()) return taken.status();
   Json file = Json::object();
   if (!common_->config_file.empty()) {
     auto read = ReadConfig(common_->config_file);
@@ -87,16 +115,11 @@ absl::Status OptionTable::Resolve() {
   for (CLI::Option* option : app_->get_options()) {
     if (!IsSettable(option)) continue;
     const std::string flag = FlagName(option);
-    known.insert(flag);
-    const std::string variable = VariableName(flag);
-    const char* from_environment = std::getenv(variable.c_str());
-    if (option->count() > 0) {
-      origins_[option] = "flag";
-    } else if (from_environment != nullptr) {
-      absl::Status set = Set(option, {from_environment}, variable);
-      if (!set.ok()) return set;
-      origins_[option] = "environment";
-    } else if (const auto it = file.find(flag); it != file.end()) {
+    if (option != config) known.insert(flag);
+    const auto taken = TakeFlagOrVariable(option);
+    if (!taken.ok()) return taken.status();
+    if (*taken) continue;
+    if (const auto it = file.find(flag); option != config && it != file.end()) {
       auto values = ValuesFromJson(flag, *it);
       if (!values.ok()) return values.status();
       absl::Status set = Set(option, *values, absl::StrCat("config key '", flag, "'"));
@@ -115,7 +138,7 @@ absl::Status OptionTable::Resolve() {
   return absl::OkStatus();
 }
 
-std::string OptionTable::ToJson() const {
+std::string OptionTable::ToJson(int indent) const {
   Json out = Json::object();
   for (const CLI::Option* option : app_->get_options()) {
     const auto origin = origins_.find(option);
@@ -128,16 +151,19 @@ std::string OptionTable::ToJson() const {
     }
     out[FlagName(option)] = {{"value", value}, {"origin", origin->second}};
   }
-  return out.dump(2);
+  return out.dump(indent);
 }
 
 void WarnAboutUnknownEnvironment(const CLI::App& root) {
   std::set<std::string> known;
   for (const CLI::App* sub : root.get_subcommands([](const CLI::App*) { return true; })) {
-    for (const CLI::Option* option : sub->get_options()) known.insert(VariableName(FlagName(option)));
-    for (const CLI::App* inner : sub->get_subcommands([](const CLI::App*) { return true; })) {
-      for (const CLI::Option* option : inner->get_options()) known.insert(VariableName(FlagName(option)));
-    }
+    const auto learn = [&known](const CLI::App* app) {
+      for (const CLI::Option* option : app->get_options()) {
+        if (IsSettable(option)) known.insert(VariableName(FlagName(option)));
+      }
+    };
+    learn(sub);
+    for (const CLI::App* inner : sub->get_subcommands([](const CLI::App*) { return true; })) learn(inner);
   }
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -147,6 +173,8 @@ void WarnAboutUnknownEnvironment(const CLI::App& root) {
     if (known.count(name) == 0) std::fprintf(stderr, "warning: environment variable %s sets no flag of loupe\n", name.c_str());
   }
 }
+
+constexpr double kMaxSize = 8e6 * 1099511627776.;  // fits an int64_t
 
 absl::StatusOr<int64_t> ParseSize(const std::string& text) {
   char* end = nullptr;
@@ -159,7 +187,10 @@ absl::StatusOr<int64_t> ParseSize(const std::string& text) {
       {"GB", 1e9},     {"Gi", 1073741824.}, {"GiB", 1073741824.}, {"T", 1e12}, {"TB", 1e12},     {"Ti", 1099511627776.},
       {"TiB", 1099511627776.}};
   const auto it = kUnits.find(unit);
-  if (end == text.c_str() || it == kUnits.end() || !std::isfinite(number) || number < 0 || number * it->second > 9e18) {
+  if (end != text.c_str() && it != kUnits.end() && number * it->second > kMaxSize) {
+    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is too large a size; the limit is 8000000TiB"));
+  }
+  if (end == text.c_str() || it == kUnits.end() || !std::isfinite(number) || number < 0) {
     return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a size; write 512MiB, 40Gi or plain bytes"));
   }
   return static_cast<int64_t>(number * it->second);

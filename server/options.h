@@ -29,11 +29,14 @@ class OptionTable {
   // variable or key and what is wrong with it.
   absl::Status Resolve();
 
-  // Every option with its value and where it came from (flag, environment, file, default), as one JSON object.
-  std::string ToJson() const;
+  // Every option with its value and where it came from (flag, environment, file, default), as one JSON object; `indent`
+  // as in nlohmann's dump, -1 for one line.
+  std::string ToJson(int indent) const;
 
  private:
   absl::Status Set(CLI::Option* option, const std::vector<std::string>& values, const std::string& origin);
+  // The flag's value, or the variable's; true if one of them is there.
+  absl::StatusOr<bool> TakeFlagOrVariable(CLI::Option* option);
 
   CLI::App* app_;
   CommonOptions* common_;

@@ -129,10 +129,17 @@ class Runner {
   uint32_t seed_ = 0;
 };
 
-void FillRates(BenchResult* result, int num_threads) {
-  result->limit_gbps = MeasureReadBandwidth(num_threads);
+// `limit_before` was measured before the run. A neighbour that slows one of the two measurements does not slow both.
+void FillRates(BenchResult* result, double limit_before, int num_threads) {
+  result->limit_gbps = std::max(limit_before, MeasureReadBandwidth(num_threads));
   result->gbps = result->bytes / result->time_us / 1e3;
   result->share_of_limit = result->gbps / result->limit_gbps;
+}
+
+absl::Status CheckContext(int context, int tokens, int max_context) {
+  if (int64_t{context} + tokens <= max_context) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--context ", context, " and ", tokens, " generated tokens are ",
+                                                 int64_t{context} + tokens, " positions; the context holds ", max_context));
 }
 
 }  // namespace
@@ -164,6 +171,10 @@ double MeasureReadBandwidth(int num_threads) {
 }
 
 absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& options) {
+  // A step warms up before the measured ones.
+  if (absl::Status s = CheckContext(options.context, options.tokens + 1, model.config.max_context); !s.ok()) return s;
+  const int num_threads = model.backend->Info().num_threads;
+  const double limit_before = MeasureReadBandwidth(num_threads);
   auto runner = Runner::Create(model, options, options.context + options.tokens + 1);
   if (!runner.ok()) return runner.status();
   BenchResult result;
@@ -184,12 +195,15 @@ absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& 
   result.time_us = step * 1e6;
   result.flops = options.batch * FlopsOfRow(model.config, options.context + options.tokens / 2.0, true);
   result.tokens_per_s = options.batch / step;
-  FillRates(&result, model.backend->Info().num_threads);
+  FillRates(&result, limit_before, num_threads);
   return result;
 }
 
 absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions& options) {
   if (options.context <= 0) return absl::InvalidArgumentError("bench prefill needs --context N with N > 0");
+  if (absl::Status s = CheckContext(options.context, 0, model.config.max_context); !s.ok()) return s;
+  const int num_threads = model.backend->Info().num_threads;
+  const double limit_before = MeasureReadBandwidth(num_threads);
   auto runner = Runner::Create(model, options, options.context);
   if (!runner.ok()) return runner.status();
   std::vector<double> times;
@@ -209,15 +223,16 @@ absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions&
   result.tokens_per_s = double(options.batch) * options.context / time;
   result.flops = double(options.batch) * options.context * FlopsOfRow(model.config, options.context / 2.0, false);
   result.bytes = double(options.batch) * chunks * static_cast<double>(model.decoder->weight_bytes_per_step());
-  FillRates(&result, model.backend->Info().num_threads);
+  FillRates(&result, limit_before, num_threads);
   return result;
 }
 
 absl::StatusOr<BenchResult> BenchServe(LoadedModel model, EngineConfig config, const BenchOptions& options) {
-  const int vocab_size = model.config.vocab_size, num_threads = model.backend->Info().num_threads;
+  const int vocab_size = model.config.vocab_size;
   const int prompt = std::max(1, options.context);
   auto engine = Engine::Create(config, std::move(model));
   if (!engine.ok()) return engine.status();
+  if (absl::Status s = CheckContext(prompt, options.tokens, (*engine)->max_context()); !s.ok()) return s;
   std::vector<double> totals, first_tokens;
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     std::vector<std::shared_ptr<ResponseStream>> streams;
@@ -252,7 +267,6 @@ absl::StatusOr<BenchResult> BenchServe(LoadedModel model, EngineConfig config, c
   result.tokens_per_s = double(options.batch) * options.tokens / time;
   result.first_token_ms_p50 = Percentile(first_tokens, 0.5);
   result.first_token_ms_p95 = Percentile(first_tokens, 0.95);
-  result.limit_gbps = MeasureReadBandwidth(num_threads);
   return result;
 }
 

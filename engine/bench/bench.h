@@ -1,6 +1,7 @@
 // The speed yardsticks behind `loupe bench`: decode and prefill drive the model pass and the cache directly, serve
-// drives the whole engine with concurrent streams. Each result carries what moved and how far that is from the memory
-// limit measured on the same machine in the same run. Single-threaded callers; nothing else should run meanwhile.
+// drives the whole engine with concurrent streams. The results of the first two carry what moved and how far that is from
+// the memory limit of the same machine: its read bandwidth, measured before and after, the better of the two.
+// Single-threaded callers; nothing else should run meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -24,18 +25,21 @@ struct BenchOptions {
 struct BenchResult {
   std::string name;         // decode, prefill, serve
   double time_us = 0;       // of a step (decode), of the prompt (prefill), of the whole run (serve): median of repeats
+  double tokens_per_s = 0;
+  // decode, prefill
   double bytes = 0;         // read from memory in that time, modelled
   double flops = 0;         // multiply-adds count two
   double gbps = 0;          // bytes / time
   double limit_gbps = 0;    // measured read bandwidth
-  double share_of_limit = 0;
-  double tokens_per_s = 0;
-  double first_token_ms_p50 = 0, first_token_ms_p95 = 0;  // serve only
+  double share_of_limit = 0;  // beyond 1 where caches hold what was read, or the machine was busy while its limit was measured
+  // serve
+  double first_token_ms_p50 = 0, first_token_ms_p95 = 0;
 };
 
 // Read bandwidth in GB/s with `num_threads` threads over a buffer far larger than the caches, best of a few passes.
 double MeasureReadBandwidth(int num_threads);
 
+// INVALID_ARGUMENT, of all three: more tokens than the model's context holds, with both numbers.
 absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& options);
 absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions& options);
 // Consumes the model.

@@ -21,13 +21,16 @@ void Print(const BenchResult& r, bool json, const State& state) {
                                   {"context", state.options.context},
                                   {"batch", state.options.batch},
                                   {"time_us", r.time_us},
-                                  {"bytes", r.bytes},
-                                  {"flops", r.flops},
-                                  {"gbps", r.gbps},
-                                  {"limit_gbps", r.limit_gbps},
-                                  {"share_of_limit", r.share_of_limit},
                                   {"tokens_per_s", r.tokens_per_s}};
-    if (r.name == "serve") out["first_token_ms"] = {{"p50", r.first_token_ms_p50}, {"p95", r.first_token_ms_p95}};
+    if (r.name == "serve") {
+      out["first_token_ms"] = {{"p50", r.first_token_ms_p50}, {"p95", r.first_token_ms_p95}};
+    } else {
+      out.update({{"bytes", r.bytes},
+                  {"flops", r.flops},
+                  {"gbps", r.gbps},
+                  {"limit_gbps", r.limit_gbps},
+                  {"share_of_limit", r.share_of_limit}});
+    }
     std::printf("%s\n", out.dump().c_str());
     return;
   }

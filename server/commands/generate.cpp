@@ -3,9 +3,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine.h"
@@ -16,6 +13,7 @@
 #include "server/kv_json.h"
 #include "server/logging.h"
 #include "server/metrics.h"
+#include "server/read_input.h"
 
 namespace loupe {
 namespace {
@@ -37,13 +35,9 @@ absl::StatusOr<std::string> ReadPrompt(const State& state) {
     return absl::InvalidArgumentError("--prompt and --prompt-file are both given; use one");
   }
   if (!state.prompt.empty()) return state.prompt;
-  if (!state.prompt_file.empty()) {
-    std::ifstream file(state.prompt_file, std::ios::binary);
-    if (!file) return absl::NotFoundError(absl::StrCat("cannot open prompt file '", state.prompt_file, "'"));
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  }
+  if (!state.prompt_file.empty()) return ReadFile("prompt file", state.prompt_file);
   if (isatty(STDIN_FILENO)) std::fprintf(stderr, "reading the prompt from the terminal; end it with Ctrl-D\n");
-  return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  return ReadStandardInput();
 }
 
 absl::StatusOr<std::vector<int32_t>> EncodePrompt(const Engine& engine, bool has_template, const State& state,
@@ -64,9 +58,10 @@ struct Outcome {
   Finished finished;
 };
 
+// Until the answer is complete, or nobody can read what is printed.
 Outcome Follow(ResponseStream& stream, bool print) {
   Outcome outcome;
-  while (!stream.done()) {
+  while (!stream.done() && std::ferror(stdout) == 0) {
     const auto event = stream.WaitNext(std::chrono::steady_clock::now() + std::chrono::seconds(1));
     if (!event) continue;
     if (const auto* delta = std::get_if<Delta>(&*event)) {
@@ -148,6 +143,7 @@ int Run(State state, const CommonOptions& common) {
   auto stream = (*engine)->Submit(std::move(request));
   if (!stream.ok()) return Fail(stream.status());
   const Outcome outcome = Follow(**stream, !common.json);
+  if (std::ferror(stdout) != 0) return kExitFailed;  // main says so
   if (!outcome.finished.error.ok()) return Fail(outcome.finished.error);
   PrintOutcome(outcome, load_s, common.json);
   return kExitOk;

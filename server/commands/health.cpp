@@ -7,10 +7,12 @@
 #include "boost/asio/ip/tcp.hpp"
 #include "boost/beast/core.hpp"
 #include "boost/beast/http.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
 #include "server/grpc_health_client.h"
+#include "server/logging.h"
 
 namespace loupe {
 namespace {
@@ -20,8 +22,10 @@ namespace http = beast::http;
 using tcp = boost::asio::ip::tcp;
 constexpr std::chrono::seconds kTimeout{5};
 
+constexpr const char* kDefaultManagement = "127.0.0.1:8002";
+
 struct State {
-  std::string http_address, grpc_address, management_address = "127.0.0.1:8002";
+  std::string http_address, grpc_address, management_address;  // empty: not asked
 };
 
 struct Answer {
@@ -31,9 +35,17 @@ struct Answer {
   std::string reason;
 };
 
+absl::Status CheckAddress(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  if (colon != std::string::npos && colon > 0 && absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 && port <= 65535) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("'", address, "' is not HOST:PORT with a port from 1 to 65535"));
+}
+
 absl::StatusOr<http::response<http::string_body>> Get(const std::string& address, const std::string& target) {
   const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return absl::InvalidArgumentError(absl::StrCat("'", address, "' is not HOST:PORT"));
   boost::asio::io_context io;
   beast::tcp_stream stream(io);
   http::response<http::string_body> response;
@@ -64,13 +76,19 @@ Answer AskHttp(const std::string& address, const std::string& target) {
     answer.reason = std::string(response.status().message());
     return answer;
   }
+  const auto body = nlohmann::json::parse(response->body(), nullptr, false);
+  const auto text = [&](const char* key) {
+    return body.is_object() && body.contains(key) && body[key].is_string() ? body[key].get<std::string>() : std::string();
+  };
+  if (text("phase").empty()) {
+    answer.reason = absl::StrCat(address, " answers ", target, " with ", response->result_int(),
+                                 " and no phase: this is no such listener of Loupe's");
+    return answer;
+  }
   answer.live = true;
   answer.ready = response->result() == http::status::ok;
-  const auto body = nlohmann::json::parse(response->body(), nullptr, false);
-  if (body.is_object()) {
-    answer.phase = body.value("phase", answer.phase);
-    answer.reason = body.value("reason", "");
-  }
+  answer.phase = text("phase");
+  answer.reason = text("reason");
   return answer;
 }
 
@@ -88,9 +106,18 @@ Answer AskGrpc(const std::string& address) {
 }
 
 int Run(const State& state, bool json) {
-  const Answer answer = !state.grpc_address.empty()   ? AskGrpc(state.grpc_address)
-                        : !state.http_address.empty() ? AskHttp(state.http_address, "/health")
-                                                      : AskHttp(state.management_address, "/readyz");
+  InitLogging("off");
+  std::string management = state.management_address;
+  if (state.http_address.empty() && state.grpc_address.empty() && management.empty()) management = kDefaultManagement;
+  for (const std::string& address : {state.http_address, state.grpc_address, management}) {
+    if (address.empty()) continue;
+    if (const absl::Status status = CheckAddress(address); !status.ok()) return Fail(status);
+  }
+  // Ready means that every listener asked is; the first that is not speaks for all.
+  Answer answer{.live = true, .ready = true};
+  if (!management.empty()) answer = AskHttp(management, "/readyz");
+  if (answer.ready && !state.http_address.empty()) answer = AskHttp(state.http_address, "/health");
+  if (answer.ready && !state.grpc_address.empty()) answer = AskGrpc(state.grpc_address);
   if (json) {
     const nlohmann::ordered_json out = {
         {"live", answer.live}, {"ready", answer.ready}, {"phase", answer.phase}, {"reason", answer.reason}};
@@ -110,7 +137,9 @@ Command AddHealthCommand(CLI::App* root) {
   auto state = std::make_shared<State>();
   command.app->add_option("--http", state->http_address, "ask the main HTTP listener")->type_name("HOST:PORT");
   command.app->add_option("--grpc", state->grpc_address, "ask the gRPC listener (grpc.health.v1)")->type_name("HOST:PORT");
-  command.app->add_option("--management", state->management_address, "ask the management listener")->type_name("HOST:PORT");
+  command.app->add_option("--management", state->management_address, "ask the management listener; the default if none is named")
+      ->type_name("HOST:PORT")
+      ->default_str(kDefaultManagement);
   const auto common = command.common;
   command.run = [state, common] { return Run(*state, common->json); };
   return command;

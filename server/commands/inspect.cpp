@@ -1,6 +1,8 @@
 // loupe inspect: what a model file contains, and whether this build can serve it.
 #include <cstdio>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/load/inspect.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
@@ -10,51 +12,70 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// What the file does not say is left out.
 Json ToJson(const ModelSummary& m) {
-  Json types = Json::object(), formats = Json::object();
-  for (const auto& [name, type] : m.tensor_types) types[name] = {{"count", type.count}, {"bytes", type.bytes}};
-  for (const auto& [name, bytes] : m.kv_bytes_per_token_by_format) formats[name] = bytes;
-  return {{"kind", m.kind},
-          {"format", m.format},
-          {"architecture", m.architecture},
-          {"name", m.name},
-          {"parameters", m.parameters},
-          {"layers", m.layers},
-          {"heads", m.heads},
-          {"kv_heads", m.kv_heads},
-          {"head_dim", m.head_dim},
-          {"width", m.width},
-          {"feed_forward", m.feed_forward},
-          {"vocab", m.vocab},
-          {"context", m.context},
-          {"tied_embeddings", m.tied_embeddings},
-          {"tokenizer", m.tokenizer},
-          {"chat_template", m.chat_template},
-          {"tensor_types", types},
-          {"file_bytes", m.file_bytes},
-          {"kv_bytes_per_token", m.kv_bytes_per_token},
-          {"kv_bytes_per_token_by_format", formats},
-          {"supported", m.supported},
-          {"reason", m.reason}};
+  Json out = {{"kind", m.kind}, {"format", m.format}};
+  const auto text = [&](const char* key, const std::string& value) {
+    if (!value.empty()) out[key] = value;
+  };
+  const auto number = [&](const char* key, int64_t value) {
+    if (value > 0) out[key] = value;
+  };
+  text("architecture", m.architecture);
+  text("name", m.name);
+  number("parameters", m.parameters);
+  number("layers", m.layers);
+  number("heads", m.heads);
+  number("kv_heads", m.kv_heads);
+  number("head_dim", m.head_dim);
+  number("width", m.width);
+  number("feed_forward", m.feed_forward);
+  number("vocab", m.vocab);
+  number("context", m.context);
+  if (m.vocab > 0) out["tied_embeddings"] = m.tied_embeddings;
+  text("tokenizer", m.tokenizer);
+  out["chat_template"] = m.chat_template;
+  for (const auto& [name, type] : m.tensor_types) out["tensor_types"][name] = {{"count", type.count}, {"bytes", type.bytes}};
+  out["file_bytes"] = m.file_bytes;
+  number("kv_bytes_per_token", m.kv_bytes_per_token);
+  for (const auto& [name, bytes] : m.kv_bytes_per_token_by_format) out["kv_bytes_per_token_by_format"][name] = bytes;
+  out["supported"] = m.supported;
+  out["reason"] = m.reason;
+  return out;
+}
+
+// "layers 30, width 576": the numbers that are known, or nothing.
+std::string Known(const std::vector<std::pair<const char*, int64_t>>& numbers) {
+  std::string line;
+  for (const auto& [name, value] : numbers) {
+    if (value > 0) absl::StrAppend(&line, line.empty() ? "" : ", ", value, " ", name);
+  }
+  return line;
+}
+
+void PrintRow(const char* name, const std::string& value) {
+  if (!value.empty()) std::printf("  %-14s %s\n", name, value.c_str());
 }
 
 void PrintText(const ModelSummary& m) {
-  std::printf("%s (%s, %s)\n", m.name.empty() ? "unnamed model" : m.name.c_str(), m.architecture.c_str(), m.format.c_str());
-  std::printf("  parameters     %.1f M in %s\n", static_cast<double>(m.parameters) / 1e6, FormatSize(m.file_bytes).c_str());
+  std::printf("%s (%s, %s)\n", m.name.empty() ? "unnamed model" : m.name.c_str(),
+              m.architecture.empty() ? "unknown architecture" : m.architecture.c_str(), m.format.c_str());
+  PrintRow("file", FormatSize(m.file_bytes));
+  if (m.parameters > 0) PrintRow("parameters", absl::StrFormat("%.1f M", static_cast<double>(m.parameters) / 1e6));
   for (const auto& [name, type] : m.tensor_types) {
-    std::printf("                 %s: %lld tensors, %s\n", name.c_str(), static_cast<long long>(type.count),
-                FormatSize(type.bytes).c_str());
+    PrintRow("tensors", absl::StrFormat("%d of %s, %s", type.count, name, FormatSize(type.bytes)));
   }
-  std::printf("  layers         %lld, width %lld, feed-forward %lld\n", static_cast<long long>(m.layers), static_cast<long long>(m.width),
-              static_cast<long long>(m.feed_forward));
-  std::printf("  heads          %lld query, %lld key/value, of %lld\n", static_cast<long long>(m.heads), static_cast<long long>(m.kv_heads),
-              static_cast<long long>(m.head_dim));
-  std::printf("  context        %lld tokens\n", static_cast<long long>(m.context));
-  std::printf("  tokenizer      %s, %lld tokens, %s chat template\n", m.tokenizer.c_str(), static_cast<long long>(m.vocab),
-              m.chat_template ? "with a" : "no");
-  std::printf("  KV cache       %s a token", FormatSize(m.kv_bytes_per_token).c_str());
-  if (m.context > 0) std::printf(", %s for a full context", FormatSize(m.kv_bytes_per_token * m.context).c_str());
-  std::printf("\n  supported      %s%s%s\n", m.supported ? "yes" : "no", m.reason.empty() ? "" : ": ", m.reason.c_str());
+  PrintRow("shape", Known({{"layers", m.layers}, {"wide", m.width}, {"wide inside", m.feed_forward}}));
+  PrintRow("attention", Known({{"query heads", m.heads}, {"key/value heads", m.kv_heads}, {"dimensions each", m.head_dim}}));
+  PrintRow("context", Known({{"tokens", m.context}}));
+  PrintRow("tokenizer", m.tokenizer);
+  PrintRow("vocabulary", Known({{"tokens", m.vocab}}));
+  PrintRow("chat template", m.chat_template ? "yes" : "no");
+  if (m.kv_bytes_per_token > 0) {
+    PrintRow("KV cache", absl::StrCat(FormatSize(m.kv_bytes_per_token), " a token",
+                                      m.context > 0 ? ", " + FormatSize(m.kv_bytes_per_token * m.context) + " for a full context" : ""));
+  }
+  PrintRow("supported", absl::StrCat(m.supported ? "yes" : "no", m.reason.empty() ? "" : ": ", m.reason));
 }
 
 }  // namespace

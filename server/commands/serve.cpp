@@ -1,11 +1,8 @@
 // loupe serve: opens the listeners, loads the model behind them, serves until SIGTERM or SIGINT, drains.
+#include <algorithm>
 #include <csignal>
-#include <unistd.h>
-
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +15,9 @@
 #include "server/logging.h"
 #include "server/management.h"
 #include "server/openai_routes.h"
+#include "server/read_input.h"
 #include "server/server_context.h"
+#include "server/stop_source.h"
 #include "spdlog/spdlog.h"
 
 namespace loupe {
@@ -38,6 +37,7 @@ struct ServeOptions {
 
 // Everything that listens. Members go in reverse order: listeners first, then what they point to.
 struct Process {
+  StopSource stop;
   Lifecycle lifecycle;
   std::unique_ptr<Metrics> metrics;
   ServerContext context;
@@ -56,9 +56,12 @@ absl::Status CheckOptions(ServeOptions* options) {
     options->engine.kv = *std::move(kv);
   }
   if (!options->chat_template_file.empty()) {
-    std::ifstream file(options->chat_template_file, std::ios::binary);
-    if (!file) return absl::NotFoundError(absl::StrCat("cannot open chat template '", options->chat_template_file, "'"));
-    options->engine.chat_template.assign(std::istreambuf_iterator<char>(file), {});
+    auto text = ReadFile("chat template", options->chat_template_file);
+    if (!text.ok()) return text.status();
+    if (text->empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("chat template '", options->chat_template_file, "' has 0 bytes"));
+    }
+    options->engine.chat_template = *std::move(text);
   }
   return absl::OkStatus();
 }
@@ -74,8 +77,7 @@ absl::Status OpenListeners(const ServeOptions& options, Process* process) {
   if (!grpc.ok()) return grpc.status();
   process->grpc = *std::move(grpc);
   if (!options.admin.empty()) {
-    // Drain over gRPC is SIGTERM by another way.
-    auto admin = GrpcServer::StartAdmin(process->context, options.admin, [] { kill(getpid(), SIGTERM); });
+    auto admin = GrpcServer::StartAdmin(process->context, options.admin, [process] { process->stop.Request(); });
     if (!admin.ok()) return admin.status();
     process->admin = *std::move(admin);
   }
@@ -90,7 +92,7 @@ absl::Status WarmUp(Engine& engine) {
   request.id = "warm-up";
   request.prompt = {engine.tokenizer().eos() >= 0 ? engine.tokenizer().eos() : 0};
   request.sampling.temperature = 0;
-  request.sampling.max_tokens = 2;
+  request.sampling.max_tokens = std::min(2, engine.max_context() - 1);
   request.sampling.ignore_eos = true;
   request.arrival = Clock::now();
   auto stream = engine.Submit(std::move(request));
@@ -130,24 +132,23 @@ absl::Status LoadAndStart(const ServeOptions& options, Process* process) {
   return absl::OkStatus();
 }
 
-// Sleeps until `until` or a second signal; true if a signal came.
-bool InterruptedBefore(const sigset_t& signals, Clock::time_point until) {
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now());
-  if (left.count() <= 0) return false;
-  const timespec timeout{left.count() / 1'000'000'000, left.count() % 1'000'000'000};
-  return sigtimedwait(&signals, nullptr, &timeout) > 0;
+// Sleeps until `until` or a second signal; true if that came.
+bool AbortedBefore(Clock::time_point until, StopSource* stop) {
+  while (stop->num_signals() < 2 && stop->Wait(until)) {
+  }
+  return stop->num_signals() >= 2;
 }
 
-void Drain(const ServeOptions& options, const sigset_t& signals, Process* process) {
+void Drain(const ServeOptions& options, Process* process) {
   spdlog::info("draining: {} s for routers to notice, then at most {} s; a second signal ends at once",
                options.drain_propagation_s, options.drain_max_s);
   process->lifecycle.Set(Phase::kDraining, "shutting down");
   process->grpc->SetServing(false);
-  bool abort = InterruptedBefore(signals, Clock::now() + std::chrono::seconds(options.drain_propagation_s));
+  bool abort = AbortedBefore(Clock::now() + std::chrono::seconds(options.drain_propagation_s), &process->stop);
   process->engine->BeginDrain();
   const auto end = Clock::now() + std::chrono::seconds(options.drain_max_s);
   while (!abort && Clock::now() < end && !process->engine->WaitIdle(std::min(end, Clock::now() + std::chrono::milliseconds(50)))) {
-    abort = InterruptedBefore(signals, Clock::now() + std::chrono::milliseconds(1));
+    abort = AbortedBefore(Clock::now(), &process->stop);
   }
   process->engine->AbortAll();
   process->engine->WaitIdle(Clock::now() + std::chrono::seconds(5));
@@ -167,12 +168,6 @@ int Run(ServeOptions options, const Command& command) {
   InitLogging(command.common->log_level);
   const absl::Status checked = CheckOptions(&options);
   if (!checked.ok()) return Fail(checked);
-  // Blocked before any thread starts, so that only this function sees them.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
 
   Process process;
@@ -189,7 +184,7 @@ int Run(ServeOptions options, const Command& command) {
   context.max_connections = *connections;
   context.lifecycle = &process.lifecycle;
   context.metrics = process.metrics.get();
-  context.config_json = command.options->ToJson();
+  context.config_json = command.options->ToJson(2);
   const absl::Status opened = OpenListeners(options, &process);
   if (!opened.ok()) return Fail(opened);
 
@@ -198,10 +193,9 @@ int Run(ServeOptions options, const Command& command) {
   std::thread loader([&] {
     loaded = LoadAndStart(options, &process);
     load_done = true;
-    if (!loaded.ok()) kill(getpid(), SIGTERM);
+    if (!loaded.ok()) process.stop.Request();
   });
-  int signal = 0;
-  sigwait(&signals, &signal);
+  process.stop.Wait();
   if (!load_done) {
     // Nothing is in flight yet, and reading a large model cannot be interrupted.
     spdlog::info("stopped while loading");
@@ -212,7 +206,7 @@ int Run(ServeOptions options, const Command& command) {
     process.lifecycle.Set(Phase::kFailed, std::string(loaded.message()));
     return Fail(loaded);
   }
-  Drain(options, signals, &process);
+  Drain(options, &process);
   spdlog::info("stopped");
   return kExitOk;
 }

@@ -1,7 +1,5 @@
 // loupe tokenize: text on stdin to token ids, or back with --decode.
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <sstream>
 
 #include "absl/strings/numbers.h"
@@ -9,6 +7,7 @@
 #include "engine/load/load_model.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
+#include "server/read_input.h"
 
 namespace loupe {
 namespace {
@@ -20,12 +19,10 @@ struct State {
   bool add_special = false, parse_special = false, decode = false;
 };
 
-std::string ReadAll() { return std::string(std::istreambuf_iterator<char>(std::cin), {}); }
-
 std::string Dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-int Decode(const Tokenizer& tokenizer, bool json) {
-  std::istringstream words(ReadAll());
+int Decode(const Tokenizer& tokenizer, const std::string& input, bool json) {
+  std::istringstream words(input);
   std::vector<int32_t> ids;
   for (std::string word; words >> word;) {
     int32_t id = 0;
@@ -36,12 +33,18 @@ int Decode(const Tokenizer& tokenizer, bool json) {
     ids.push_back(id);
   }
   const std::string text = tokenizer.Decode(ids, false);
-  std::printf("%s\n", json ? Dump({{"text", text}}).c_str() : text.c_str());
+  const std::string line = (json ? Dump({{"text", text}}) : text) + "\n";
+  std::fwrite(line.data(), 1, line.size(), stdout);  // zero bytes included
   return kExitOk;
 }
 
-int Encode(const Tokenizer& tokenizer, const State& state, bool json) {
-  const std::vector<int32_t> ids = tokenizer.Encode(ReadAll(), state.add_special, state.parse_special);
+int Encode(const Tokenizer& tokenizer, const std::string& input, const State& state, bool json) {
+  const std::vector<int32_t> ids = tokenizer.Encode(input, state.add_special, state.parse_special);
+  const size_t kept = tokenizer.Decode(tokenizer.Encode(input, false, state.parse_special), false).size();
+  if (kept < input.size()) {
+    std::fprintf(stderr, "warning: %zu of %zu bytes have no token in this vocabulary and are left out\n", input.size() - kept,
+                 input.size());
+  }
   if (json) {
     Json pieces = Json::array();
     for (const int32_t id : ids) pieces.push_back(std::string(tokenizer.Piece(id)));
@@ -68,7 +71,9 @@ Command AddTokenizeCommand(CLI::App* root) {
     if (state->model.empty()) return Fail(absl::InvalidArgumentError("tokenize needs --model PATH"));
     const auto tokenizer = LoadTokenizer(state->model);
     if (!tokenizer.ok()) return Fail(tokenizer.status());
-    return state->decode ? Decode(**tokenizer, common->json) : Encode(**tokenizer, *state, common->json);
+    const auto input = ReadStandardInput();
+    if (!input.ok()) return Fail(input.status());
+    return state->decode ? Decode(**tokenizer, *input, common->json) : Encode(**tokenizer, *input, *state, common->json);
   };
   return command;
 }

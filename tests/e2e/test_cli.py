@@ -1,9 +1,11 @@
 """The commands a person types."""
 import json
+import struct
+import subprocess
 
 import pytest
 
-from conftest import MODEL, cli_json, run_cli
+from conftest import BINARY, MODEL, cli_json, free_port, run_cli
 
 
 def test_generate_json():
@@ -52,8 +54,11 @@ def test_inspect():
 def test_bench(case):
     out = cli_json("bench", case, "--model", MODEL, "--context", 64, "--tokens", 8, "--repeat", 1, "--batch", 2)
     assert out["case"] == case and out["tokens_per_s"] > 0 and out["time_us"] > 0
-    if case != "serve":
-        assert out["bytes"] > 0 and out["flops"] > 0 and 0 < out["share_of_limit"] < 2
+    measured = {"bytes", "flops", "gbps", "limit_gbps", "share_of_limit"}
+    if case == "serve":
+        assert not measured & set(out) and out["first_token_ms"]["p95"] > 0
+    else:
+        assert all(out[name] > 0 for name in measured)
 
 
 def test_health(server):
@@ -93,3 +98,113 @@ def test_help_teaches():
     r = run_cli("serve", "--help")
     assert r.returncode == 0 and "Example" in r.stdout and "--kv-device-bytes" in r.stdout
     assert run_cli("--version").stdout.startswith("loupe 0.")
+
+
+def refused(r):
+    """Exit 2, one line that begins with "error: ", no output."""
+    assert r.returncode == 2 and r.stdout == "", (r.returncode, r.stdout, r.stderr)
+    assert r.stderr.startswith("error: ") and r.stderr.count("\n") == 1, r.stderr
+    return r.stderr
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    commands = {"chat template": ["serve", "--model", MODEL, "--chat-template"], "config file": ["serve", "--print-config", "--config"],
+                "prompt file": ["generate", "--model", MODEL, "--prompt-file"]}
+    for what, command in commands.items():
+        for path, reason in ((tmp_path, "directory"), (tmp_path / "missing", "No such file")):
+            message = refused(run_cli(*command, path))
+            assert what in message and reason in message, message
+    for command in (["inspect"], ["tokenize", "--model"], ["generate", "--prompt", "x", "--model"]):
+        refused(run_cli(*command, tmp_path))
+    empty = tmp_path / "empty.jinja"
+    empty.touch()
+    assert "0 bytes" in refused(run_cli("serve", "--model", MODEL, "--chat-template", empty))
+
+
+def test_a_result_that_cannot_be_written_is_a_failure():
+    for command in (["generate", "--model", MODEL, "--prompt", "x", "--max-tokens", 8], ["tokenize", "--model", MODEL], ["inspect", MODEL],
+                    ["serve", "--print-config"], ["bench", "decode", "--model", MODEL, "--tokens", 2, "--repeat", 1], ["--version"],
+                    ["health", "--help"], ["generate", "--model", MODEL, "--prompt", "x", "--max-tokens", 8, "--json"]):
+        with open("/dev/full", "w") as full:
+            r = subprocess.run([str(BINARY), *map(str, command)], stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert r.returncode == 1 and "error: cannot write to standard output" in r.stderr, (command, r)
+
+
+def test_the_config_file_and_print_config_from_the_environment(tmp_path):
+    config = tmp_path / "c.json"
+    config.write_text('{"max-queue": 7, "json": true}')
+    r = run_cli("serve", env={"LOUPE_CONFIG": str(config), "LOUPE_PRINT_CONFIG": "true"})
+    assert r.returncode == 0 and r.stderr == "" and r.stdout.count("\n") == 1, r
+    out = json.loads(r.stdout)
+    assert out["max-queue"] == {"value": "7", "origin": "file"} and out["config"]["origin"] == "environment"
+    assert out["print-config"] == {"value": "true", "origin": "environment"}
+    assert "LOUPE_CONFIG" not in run_cli("serve", "--print-config", env={"LOUPE_CONFIG": str(config)}).stderr
+    assert "LOUPE_HELP" in run_cli("serve", "--print-config", env={"LOUPE_HELP": "1"}).stderr
+    assert str(tmp_path) in refused(run_cli("serve", env={"LOUPE_CONFIG": str(tmp_path)}))
+    assert json.loads(run_cli("serve", "--print-config", env={"LOUPE_CONFIG": ""}).stdout)["max-queue"]["origin"] == "default"
+
+
+@pytest.mark.parametrize("text, says", [('{"max-queue": 1, "threads": 1, "max-queue": 2}', "max-queue"), ('{"config": "x"}', "config"),
+                                        ('{"kv": {"policy": "full", "policy": "auto"}}', "policy"), ('{"max-queue": 1', "not a JSON object"),
+                                        ("[]", "not a JSON object"), ('{"max-queue": null}', "null")])
+def test_config_files_that_are_refused(tmp_path, text, says):
+    config = tmp_path / "c.json"
+    config.write_text(text)
+    assert says in refused(run_cli("serve", "--print-config", "--config", config))
+
+
+@pytest.mark.parametrize("size, says", [("99999999TiB", "too large"), ("1e300", "too large"), ("many", "not a size"), ("-1", "not a size"),
+                                        ("nan", "not a size"), ("1QiB", "not a size")])
+def test_sizes_that_are_refused(size, says):
+    r = run_cli("serve", f"--kv-device-bytes={size}", "--print-config")
+    assert r.returncode == 2 and says in r.stderr, r.stderr
+
+
+def test_bench_refuses_what_the_context_cannot_hold():
+    for case, flags in {"decode": ["--context", 8190, "--tokens", 2], "prefill": ["--context", 8193], "serve": ["--context", 8190, "--tokens", 3]}.items():
+        message = refused(run_cli("bench", case, "--model", MODEL, "--repeat", 1, *flags))
+        assert "8193" in message and "8192" in message, message
+
+
+def test_health_asks_every_listener_that_is_named(server):
+    http, dead = f"127.0.0.1:{server.http_port}", f"127.0.0.1:{free_port()}"
+    assert cli_json("health", "--http", http, "--grpc", server.grpc)["ready"] is True
+    for asked in (["--http", http, "--grpc", dead], ["--http", dead, "--grpc", server.grpc]):
+        r = run_cli("health", *asked, "--json")
+        out = json.loads(r.stdout)
+        assert r.returncode == 1 and r.stderr == "" and out["ready"] is False and dead in out["reason"], r
+    # The management listener's question to the main listener.
+    r = run_cli("health", "--management", http, "--json")
+    out = json.loads(r.stdout)
+    assert r.returncode == 1 and out["ready"] is False and http in out["reason"] and "404" in out["reason"]
+
+
+@pytest.mark.parametrize("flag", ["--http", "--grpc", "--management"])
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:http", "127.0.0.1:99999", ":1", "127.0.0.1:"])
+def test_health_refuses_addresses(flag, address):
+    assert address in refused(run_cli("health", flag, address))
+
+
+def test_inspect_leaves_out_what_the_file_does_not_say(tmp_path):
+    def text(value):
+        return struct.pack("<Q", len(value)) + value
+
+    entries = [text(b"general.architecture") + struct.pack("<I", 8) + text(b"mamba"), text(b"mamba.block_count") + struct.pack("<II", 4, 3)]
+    path = tmp_path / "mamba.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries) + bytes(64))
+    out = cli_json("inspect", path)
+    assert out["architecture"] == "mamba" and out["layers"] == 3 and out["supported"] is False and "mamba" in out["reason"]
+    assert not {"heads", "width", "context", "vocab", "parameters", "kv_bytes_per_token", "tokenizer"} & set(out), out
+    lines = run_cli("inspect", path).stdout
+    assert "3 layers" in lines and " 0 " not in lines, lines
+
+
+def test_tokenize_says_when_bytes_are_left_out():
+    command = [str(BINARY), "tokenize", "--model", str(MODEL), "--json"]
+    r = subprocess.run(command, input=b"a\xff\xfe\xf5b", capture_output=True)
+    assert r.returncode == 0 and b"warning: 3 of 5 bytes" in r.stderr, r
+    r = subprocess.run(command, input="häß\0 ✓".encode(), capture_output=True)
+    assert r.returncode == 0 and r.stderr == b"", r
+    ids = " ".join(map(str, json.loads(r.stdout)["tokens"]))
+    r = subprocess.run([str(BINARY), "tokenize", "--model", str(MODEL), "--decode"], input=ids.encode(), capture_output=True)
+    assert r.stdout == "häß\0 ✓\n".encode()

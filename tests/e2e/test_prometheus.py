@@ -40,6 +40,29 @@ def test_counters_move_by_what_was_done(server, client):
     assert weights > 9 * 80e6, "nine steps read the weights nine times"
 
 
+def test_a_request_counts_once_and_its_samples_one_by_one(server, client):
+    before = server.metrics()
+    r = client.completions.create(model=MODEL_NAME, prompt=["One", "Two"], n=3, max_tokens=4, extra_body={"ignore_eos": True})
+    assert len(r.choices) == 6
+    server.wait_idle()
+    after = server.metrics()
+
+    def moved(name):
+        keys = [k for k in after if k.split("{")[0] == name]
+        return sum(after[k] - before.get(k, 0) for k in keys)
+
+    assert moved("loupe_requests_total") == 1
+    assert moved("loupe_request_prompt_tokens_count") == 2
+    for name in ("loupe_request_duration_seconds_count", "loupe_request_output_tokens_count", "loupe_time_to_first_token_seconds_count"):
+        assert moved(name) == 6, name
+    # The page says which is which.
+    page = httpx.get(server.management + "/metrics").text
+    assert "# HELP loupe_requests_total HTTP requests and gRPC calls answered, one each" in page
+    for name in ("request_duration_seconds", "request_output_tokens", "time_to_first_token_seconds", "request_phase_seconds"):
+        help_line = next(line for line in page.splitlines() if line.startswith(f"# HELP loupe_{name} "))
+        assert "sample" in help_line, help_line
+
+
 def test_a_real_prometheus_scrapes_it(server, tmp_path):
     port = free_port()
     (tmp_path / "prometheus.yml").write_text(
