@@ -23,7 +23,8 @@ class Server:
         bind = f"127.0.0.1:{self.port}"
         if ours:
             grpc, management = (f"127.0.0.1:{free_port()}" for _ in range(2))
-            command = [args.loupe, "serve", "--model", args.model, "--http", bind, "--grpc", grpc, "--management", management, "--threads", args.threads, "--kv-device-bytes", f"{context * sequences * 24 // 1000 + 64}MiB", "--log-level", "warning"]
+            command = [args.loupe, "serve", "--model", args.model, "--http", bind, "--grpc", grpc, "--management", management,
+                       "--threads", args.threads, "--kv-device-bytes", f"{context * sequences * 24 // 1000 + 64}MiB", "--log-level", "warning"]
         else:
             command = [f"{args.llama_bin}/llama-server", "-m", args.model, "--host", "127.0.0.1", "--port", self.port, "-t", args.threads,
                        "-c", context * sequences, "-np", sequences]
