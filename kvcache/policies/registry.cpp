@@ -42,7 +42,9 @@ std::string NamesOf(std::span<const PolicyRow> rows, bool baselines) {
 // All parameters of the row: those given, checked, and the defaults of the others.
 absl::StatusOr<KvOptions> WithDefaults(const PolicyRow& row, const KvOptions& options) {
   KvOptions out = options;
-  for (const auto& [name, value] : options.params) {
+  for (const auto& given : options.params) {
+    const std::string& name = given.first;
+    const KvParam& value = given.second;
     const auto spec = std::find_if(row.params.begin(), row.params.end(), [&](const ParamSpec& p) { return p.name == name; });
     if (spec == row.params.end()) {
       std::vector<std::string> known;
