@@ -19,14 +19,11 @@ absl::StatusOr<std::unique_ptr<StepBatch>> StepBatch::Create(Backend& backend, i
   batch->max_rows_ = max_rows;
   batch->max_sequences_ = max_sequences;
   batch->vocab_size_ = vocab_size;
-  const auto take = [&](int64_t count, std::unique_ptr<DeviceBuffer>* out) {
-    auto buffer = backend.Allocate(count * 4);
-    if (buffer.ok()) *out = *std::move(buffer);
-    return buffer.status();
-  };
-  if (absl::Status s = take(max_rows, &batch->ids_); !s.ok()) return s;
-  if (absl::Status s = take(max_sequences, &batch->logit_rows_); !s.ok()) return s;
-  if (absl::Status s = take(int64_t{max_sequences} * vocab_size, &batch->logits_); !s.ok()) return s;
+  batch->backend_ = &backend;
+  absl::Status s = batch->ids_.Ensure(backend, int64_t{max_rows} * 4);
+  if (s.ok()) s = batch->logit_rows_.Ensure(backend, int64_t{max_sequences} * 4);
+  if (s.ok()) s = batch->logits_.Ensure(backend, int64_t{max_sequences} * vocab_size * 4);
+  if (!s.ok()) return s;
   return batch;
 }
 
@@ -39,8 +36,8 @@ void StepBatch::FillKvItems(const std::vector<BatchItem>& items, std::vector<KvS
 }
 
 void StepBatch::Build(const std::vector<BatchItem>& items) {
-  auto* ids = static_cast<int32_t*>(ids_->data());
-  auto* logit_rows = static_cast<int32_t*>(logit_rows_->data());
+  auto* ids = ids_.host<int32_t>();
+  auto* logit_rows = logit_rows_.host<int32_t>();
   sampled_.clear();
   int row = 0;
   const auto add = [&](const BatchItem& item, int rows) {
@@ -62,16 +59,28 @@ void StepBatch::Build(const std::vector<BatchItem>& items) {
   num_rows_ = row;
 }
 
-Tensor StepBatch::ids() const { return MakeTensor(ids_->data(), DType::kI32, num_rows_); }
-
-Tensor StepBatch::logit_rows() const {
-  return sampled_.empty() ? Tensor{} : MakeTensor(logit_rows_->data(), DType::kI32, static_cast<int64_t>(sampled_.size()));
+void StepBatch::Upload(Stream& stream) {
+  ids_.Upload(*backend_, 0, int64_t{num_rows_} * 4, stream);
+  logit_rows_.Upload(*backend_, 0, static_cast<int64_t>(sampled_.size()) * 4, stream);
 }
 
-Tensor StepBatch::logits() const {
-  Tensor t = MakeTensor(logits_->data(), DType::kF32, static_cast<int64_t>(sampled_.size()), vocab_size_);
+void StepBatch::DownloadLogits(Stream& stream) {
+  logits_.Download(*backend_, 0, static_cast<int64_t>(sampled_.size()) * vocab_size_ * 4, stream);
+}
+
+Tensor StepBatch::ids() const { return MakeTensor(ids_.device<int32_t>(), DType::kI32, num_rows_); }
+
+Tensor StepBatch::logit_rows() const {
+  if (sampled_.empty()) return {};
+  return MakeTensor(logit_rows_.device<int32_t>(), DType::kI32, static_cast<int64_t>(sampled_.size()));
+}
+
+Tensor StepBatch::LogitsAt(float* data) const {
+  Tensor t = MakeTensor(data, DType::kF32, static_cast<int64_t>(sampled_.size()), vocab_size_);
   t.rank = 2;
   return t;
 }
+Tensor StepBatch::logits() const { return LogitsAt(logits_.device<float>()); }
+Tensor StepBatch::host_logits() const { return LogitsAt(logits_.host<float>()); }
 
 }  // namespace loupe

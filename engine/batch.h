@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "engine/sequence.h"
 #include "kernels/backend.h"
+#include "kernels/mirrored_buffer.h"
 #include "kvcache/kv_cache.h"
 
 namespace loupe {
@@ -30,21 +31,28 @@ class StepBatch {
   static void FillKvItems(const std::vector<BatchItem>& items, std::vector<KvStepItem>* kv_items);
   // Fills the arrays. Samples whose known tokens are all in the cache after the step, and that want a token, get logits.
   void Build(const std::vector<BatchItem>& items);
+  // Between the host, where Build writes and logits are read, and the device, where the pass works.
+  void Upload(Stream& stream);
+  void DownloadLogits(Stream& stream);
 
   int num_rows() const { return num_rows_; }
   int prompt_rows() const { return prompt_rows_; }
   // Whose logits row i holds.
   const std::vector<EngineSequence*>& sampled() const { return sampled_; }
   int logit_prompt_rows() const { return logit_prompt_rows_; }
-  Tensor ids() const;         // [T] i32
-  Tensor logit_rows() const;  // [n] i32, undefined if n = 0
-  Tensor logits() const;      // [n, V] f32
+  Tensor ids() const;          // [T] i32 on the device
+  Tensor logit_rows() const;   // [n] i32 on the device, undefined if n = 0
+  Tensor logits() const;       // [n, V] f32 on the device
+  Tensor host_logits() const;  // the same on the host, once downloaded
 
  private:
   StepBatch() = default;
 
+  Tensor LogitsAt(float* data) const;
+
+  Backend* backend_ = nullptr;
   int max_rows_ = 0, max_sequences_ = 0, vocab_size_ = 0;
-  std::unique_ptr<DeviceBuffer> ids_, logit_rows_, logits_;
+  MirroredBuffer ids_, logit_rows_, logits_;
   std::vector<EngineSequence*> sampled_;
   int num_rows_ = 0, prompt_rows_ = 0, logit_prompt_rows_ = 0;
 };

@@ -24,6 +24,7 @@ struct BenchOptions {
 struct BenchResult {
   std::string name;         // decode, prefill, serve
   double time_us = 0;       // of a step (decode), of the prompt (prefill), of the whole run (serve): median of repeats
+  double host_us = 0;       // of it, until the device had been told everything (decode)
   double bytes = 0;         // read from memory in that time, modelled
   double flops = 0;         // multiply-adds count two
   double gbps = 0;          // bytes / time
@@ -33,8 +34,8 @@ struct BenchResult {
   double first_token_ms_p50 = 0, first_token_ms_p95 = 0;  // serve only
 };
 
-// Read bandwidth in GB/s with `num_threads` threads over a buffer far larger than the caches, best of a few passes.
-double MeasureReadBandwidth(int num_threads);
+// Read bandwidth in GB/s of the backend over a buffer far larger than the caches, best of a few passes.
+absl::StatusOr<double> MeasureReadBandwidth(Backend& backend);
 
 absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& options);
 absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions& options);

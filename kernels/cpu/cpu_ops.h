@@ -28,6 +28,7 @@ struct CpuContext {
 class WeightMemory;
 absl::StatusOr<std::unique_ptr<Weight>> PackWeightCpu(std::span<const HostMatrix> parts, WeightMemory& memory,
                                                       CpuContext context);
+void ReadMemoryCpu(const void* data, int64_t bytes, CpuContext context);
 void EmbedCpu(const EmbedArgs& args, CpuContext context);
 void MatMulCpu(const MatMulArgs& args, CpuContext context);
 void RmsNormCpu(const RmsNormArgs& args, CpuContext context);

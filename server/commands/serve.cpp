@@ -200,8 +200,9 @@ int Run(ServeOptions options, const Command& command) {
     load_done = true;
     if (!loaded.ok()) kill(getpid(), SIGTERM);
   });
-  int signal = 0;
-  sigwait(&signals, &signal);
+  const auto failure = [&] { return load_done && loaded.ok() ? process.engine->Stats().failure : std::string(); };
+  while (!InterruptedBefore(signals, Clock::now() + std::chrono::milliseconds(500)) && failure().empty()) {
+  }
   if (!load_done) {
     // Nothing is in flight yet, and reading a large model cannot be interrupted.
     spdlog::info("stopped while loading");
@@ -212,9 +213,10 @@ int Run(ServeOptions options, const Command& command) {
     process.lifecycle.Set(Phase::kFailed, std::string(loaded.message()));
     return Fail(loaded);
   }
+  const std::string failed = failure();
   Drain(options, signals, &process);
   spdlog::info("stopped");
-  return kExitOk;
+  return failed.empty() ? kExitOk : Fail(absl::UnavailableError(failed));
 }
 
 void AddServeOptions(CLI::App* app, ServeOptions* o) {

@@ -74,7 +74,7 @@ class ModelRunner {
     step.logits =
         MakeTensor(logits.data(), DType::kF32, static_cast<int64_t>(wanted.size()), static_cast<int64_t>(vocab));
     decoder_.Forward(step, *stream_);
-    stream_->Synchronize();
+    LOUPE_CHECK(stream_->Synchronize().ok()) << "the device failed";
     cache_->Commit(batch_, *stream_);
     std::vector<std::vector<std::vector<float>>> out(items.size());
     for (size_t i = 0; i < wanted.size(); ++i) {
