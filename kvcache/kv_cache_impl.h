@@ -26,6 +26,7 @@ struct KvCache::Impl {
   Sequence& Get(SeqId seq) const;
   absl::StatusOr<SeqId> Open(const Policy& policy);
   absl::StatusOr<SeqId> Fork(SeqId parent);
+  absl::StatusOr<SeqId> Fork(SeqId parent, const Policy& policy, Stream& stream);
   void Close(SeqId seq);
   // Gives one reference back and keeps the ledger; `ref.count` is the page's number of entries.
   void ReleasePage(Sequence& sequence, const PageRef& ref);
@@ -49,6 +50,7 @@ struct KvCache::Impl {
   void FreeExpired(Sequence& sequence);
 
   // kv_signals.cpp
+  void NarrowSignals(Sequence* sequence, const Signals& wanted) const;
   void ReadRows(const KvBatch::State& state, int item, int layer, const AttendArgs& args, Stream& stream);
   const float* RowsOnHost(const Tensor& t, int first, int rows, Stream& stream);
   void CaptureQueries(Sequence& sequence, int layer, const Tensor& q, int first_row, int first_position, int rows, Stream& stream);
@@ -60,7 +62,9 @@ struct KvCache::Impl {
 
   // kv_policy.cpp
   void RunPolicy(const KvBatch::State& state, int item, Stream& stream);
-  SequenceView BuildViews(const KvBatch::State& state, int item, bool after_prefill, Stream& stream);
+  // The policy acts on a complete prompt. RESOURCE_EXHAUSTED: no room for its repack, nothing has changed.
+  absl::Status EndPrefill(Sequence& sequence, Stream& stream);
+  SequenceView BuildViews(const Sequence& sequence, bool after_prefill, Stream& stream);
   void ViewPositions(const KvList& list, size_t index, ListView* view);
   void ViewMasses(const KvBatch::State& state, int item, size_t index, ListView* view);
   void ViewQueries(const Sequence& sequence, size_t index, int rows, ListView* view);
