@@ -53,6 +53,10 @@ __device__ __forceinline__ uint32_t TransposeMatrix(uint32_t x) {
 __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
+// Zeros where `in` is false; `global` must be readable memory all the same.
+__device__ __forceinline__ void CopyAsync16OrZero(uint32_t shared, const void* global, bool in) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(in ? 16 : 0) : "memory");
+}
 __device__ __forceinline__ void CopyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLeft>
 __device__ __forceinline__ void CopyWait() {

@@ -55,13 +55,12 @@ struct Cursor {
 
 __device__ __forceinline__ void CopyStage(const Skinny& p, const Cursor& at, uint32_t stage) {
   const int lane = threadIdx.x % 32, piece = lane % 16, col = at.chunk * kCols + piece * 8;
-  // Columns past the row's end are not read; the columns of x they meet are zero.
   const bool in = col < p.weight_stride;
 #pragma unroll
   for (int i = 0; i < kTile / 2; ++i) {
     const int line = 2 * i + lane / 16;
     const int row = min(at.tile * kTile + line, p.rows - 1);
-    if (in) CopyAsync16(stage + PieceOffset(line, piece), p.weight + row * p.weight_stride + col);
+    CopyAsync16OrZero(stage + PieceOffset(line, piece), p.weight + row * p.weight_stride + (in ? col : 0), in);
   }
 }
 
