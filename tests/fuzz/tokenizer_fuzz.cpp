@@ -65,7 +65,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const bool special : {false, true}) {
       const std::vector<int32_t> ids = tokenizer.Encode(text, special, special);
       for (const int32_t id : ids) LOUPE_CHECK(id >= 0 && id < tokenizer.vocab_size()) << id;
-      const std::vector<int32_t> body(ids.begin() + (special ? 1 : 0), ids.end());
+      // A text that brings its BOS gets no second one.
+      const bool added_bos = special && !text.starts_with("<s>");
+      const std::vector<int32_t> body(ids.begin() + (added_bos ? 1 : 0), ids.end());
       if (i < 3 || !has_added) {
         LOUPE_CHECK(tokenizer.Decode(body, false) == expected) << kRules[i];
       }
