@@ -88,8 +88,8 @@ absl::Status FillCommon(const Message& message, const Engine& engine, Request* r
     if (!kv.ok()) return kv.status();
     request->kv = *std::move(kv);
   }
-  if (message.timeout_ms() < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("timeout_ms: is ", message.timeout_ms(), ", must be 0 (none) or more"));
+  if (message.timeout_ms() < 0 || message.timeout_ms() > kMaxTimeoutMs) {
+    return absl::InvalidArgumentError(absl::StrCat("timeout_ms: is ", message.timeout_ms(), ", must be from 1 to ", kMaxTimeoutMs));
   }
   if (message.sampling().has_max_tokens() && message.sampling().max_tokens() < 0) {
     return absl::InvalidArgumentError(absl::StrCat("max_tokens: is ", message.sampling().max_tokens(), ", must be 0 or more"));

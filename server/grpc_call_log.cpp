@@ -30,7 +30,7 @@ void GrpcCallLog::Add(const Finished& finished) {
   reason_ = finished.reason;
   prompt_tokens_ = finished.usage.prompt_tokens;
   completion_tokens_ += finished.usage.completion_tokens;
-  first_token_s_ = finished.timings.first_token;
+  timings_ = finished.timings;
   policy_ = finished.usage.kv.policy;
 }
 
@@ -38,16 +38,21 @@ void GrpcCallLog::Done() {
   metrics_->GrpcFinished();
   metrics_->CountRequest(api_, ClassOf(status_), reason_);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  LogEvent("request", {{"request_id", request_id_},
-                       {"protocol", "grpc"},
-                       {"method", MethodName(api_)},
-                       {"status", std::string(absl::StatusCodeToString(status_.code()))},
-                       {"finish_reason", FinishReasonName(reason_)},
-                       {"prompt_tokens", prompt_tokens_},
-                       {"completion_tokens", completion_tokens_},
-                       {"first_token_s", first_token_s_},
-                       {"seconds", seconds},
-                       {"policy", policy_}});
+  nlohmann::ordered_json fields = {{"request_id", request_id_},
+                                   {"protocol", "grpc"},
+                                   {"method", MethodName(api_)},
+                                   {"status", std::string(absl::StatusCodeToString(status_.code()))},
+                                   {"finish_reason", FinishReasonName(reason_)},
+                                   {"prompt_tokens", prompt_tokens_},
+                                   {"completion_tokens", completion_tokens_},
+                                   {"queue_s", timings_.queue},
+                                   {"prefill_s", timings_.prefill},
+                                   {"decode_s", timings_.decode},
+                                   {"first_token_s", timings_.first_token},
+                                   {"duration_s", seconds},
+                                   {"policy", policy_}};
+  if (!key_.empty()) fields["key"] = key_;
+  LogEvent("request", fields);
 }
 
 }  // namespace loupe

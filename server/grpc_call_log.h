@@ -14,6 +14,7 @@ class GrpcCallLog {
  public:
   GrpcCallLog(Metrics* metrics, Api api, std::string request_id);
   void Add(const Finished& finished);
+  void SetKey(std::string name) { key_ = std::move(name); }
   void SetStatus(const absl::Status& status) { status_ = status; }
   void Done();
 
@@ -21,11 +22,12 @@ class GrpcCallLog {
   Metrics* metrics_;
   Api api_;
   std::string request_id_;
+  std::string key_;
   std::chrono::steady_clock::time_point start_;
   absl::Status status_;
   FinishReason reason_ = FinishReason::kError;
   int prompt_tokens_ = 0, completion_tokens_ = 0;
-  double first_token_s_ = 0;
+  Timings timings_;
   std::string policy_;
 };
 

@@ -17,9 +17,11 @@
 #include "loupe/v1/admin.grpc.pb.h"
 #include "loupe/v1/inference.grpc.pb.h"
 #include "server/convert_proto.h"
+#include "server/grpc_caller.h"
 #include "server/grpc_log.h"
 #include "server/grpc_parse_errors.h"
 #include "server/grpc_stream.h"
+#include "server/retry_after.h"
 
 namespace loupe {
 namespace {
@@ -27,7 +29,6 @@ namespace {
 constexpr size_t kLongestRequestId = 256;           // bytes: ids go into every log line
 constexpr int kKeepaliveMs = 60'000, kKeepaliveTimeoutMs = 20'000;  // a peer that vanished is noticed
 constexpr std::chrono::milliseconds kDeadlineMargin{100};  // so that partial text still reaches the caller
-constexpr int kRetryPushbackMs = 1000;
 constexpr std::chrono::milliseconds kLastBytes{100};
 
 std::string NewRequestId() {
@@ -35,14 +36,11 @@ std::string NewRequestId() {
   return absl::StrFormat("req-%08x%08x", std::random_device{}(), static_cast<uint32_t>(counter.fetch_add(1)));
 }
 
-absl::StatusOr<Engine*> FindEngine(ServerContext& context) {
-  if (Engine* engine = context.engine.load()) return engine;
-  return absl::UnavailableError(absl::StrCat("the server is ", PhaseName(context.lifecycle->phase()), "; try again"));
-}
-
-absl::Status CheckModel(const ServerContext& context, const std::string& model) {
-  if (model.empty() || model == context.model_name) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("model '", model, "' is not served here; this server has '", context.model_name, "'"));
+// For calls that everybody with a key may make.
+absl::StatusOr<Engine*> FindEngine(const ServerContext& context, const grpc::CallbackServerContext& call) {
+  const auto caller = FindCaller(context, call);
+  if (!caller.ok()) return caller.status();
+  return ServingEngine(context);
 }
 
 void SetDeadline(const grpc::CallbackServerContext& call, int timeout_ms, Request* request) {
@@ -118,7 +116,7 @@ class InferenceService : public v1::Inference::CallbackService {
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* call, const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override {
     const auto at_work = work_.Enter();
-    const auto engine = FindEngine(context_);
+    const auto engine = FindEngine(context_, *call);
     if (!engine.ok()) return Answer(call, engine.status());
     if (absl::Status model = CheckModel(context_, request->model()); !model.ok()) return Answer(call, model);
     const absl::Status size = CheckTextBytes("text", static_cast<int64_t>(request->text().size()));
@@ -134,7 +132,7 @@ class InferenceService : public v1::Inference::CallbackService {
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* call, const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override {
     const auto at_work = work_.Enter();
-    const auto engine = FindEngine(context_);
+    const auto engine = FindEngine(context_, *call);
     if (!engine.ok()) return Answer(call, engine.status());
     if (absl::Status model = CheckModel(context_, request->model()); !model.ok()) return Answer(call, model);
     auto text = TextOf(request->tokens(), "tokens", (*engine)->tokenizer());
@@ -144,7 +142,7 @@ class InferenceService : public v1::Inference::CallbackService {
 
   grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call, const v1::ListModelsRequest*,
                                        v1::ListModelsResponse* response) override {
-    const auto engine = FindEngine(context_);
+    const auto engine = FindEngine(context_, *call);
     if (!engine.ok()) return Answer(call, engine.status());
     v1::Model* model = response->add_models();
     model->set_id(context_.model_name);
@@ -155,13 +153,14 @@ class InferenceService : public v1::Inference::CallbackService {
 
   grpc::ServerUnaryReactor* ListKvPolicies(grpc::CallbackServerContext* call, const v1::ListKvPoliciesRequest*,
                                            v1::ListKvPoliciesResponse* response) override {
-    *response = PoliciesToProto(context_.allow_baselines);
-    return Answer(call, absl::OkStatus());
+    const auto caller = FindCaller(context_, *call);
+    if (caller.ok()) *response = PoliciesToProto(context_.allow_baselines);
+    return Answer(call, caller.status());
   }
 
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call, const v1::CancelRequest* request,
                                    v1::CancelResponse* response) override {
-    const auto engine = FindEngine(context_);
+    const auto engine = FindEngine(context_, *call);
     if (!engine.ok()) return Answer(call, engine.status());
     response->set_found(context_.in_flight.Cancel(request->request_id()));
     return Answer(call, absl::OkStatus());
@@ -171,27 +170,44 @@ class InferenceService : public v1::Inference::CallbackService {
   template <class Response, class Message>
   grpc::ServerWriteReactor<Response>* Open(grpc::CallbackServerContext* call, const Message& message, Api api) {
     const std::string id = message.request_id().empty() ? NewRequestId() : message.request_id();
-    auto stream = std::make_shared<GrpcStream<Response>>(pool_, GrpcCallLog(context_.metrics, api, id));
+    auto stream = std::make_shared<GrpcStream<Response>>(pool_, GrpcCallLog(context_.metrics, api, id), call);
     stream->KeepUntilDone(work_.Enter());
     std::string echo;
-    const auto submitted = Submit(*call, message, id, &echo);
+    const absl::Status admitted = Admit(*call, stream.get());
+    const auto submitted = admitted.ok() ? Submit(*call, message, id, &echo) : absl::StatusOr<std::shared_ptr<ResponseStream>>(admitted);
     if (submitted.ok()) {
       stream->KeepUntilDone(context_.in_flight.Add({id}, {*submitted}));
       stream->Begin(*submitted, std::move(echo), message.sampling().has_n() ? message.sampling().n() : 1);
     } else {
-      context_.metrics->CountRejected(RejectReasonOf(submitted.status()));
+      if (admitted.ok()) context_.metrics->CountRejected(RejectReasonOf(submitted.status()));
       if (submitted.status().code() == absl::StatusCode::kResourceExhausted) {
-        call->AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(kRetryPushbackMs));
+        const int wait_ms = 1000 * RetryAfterOf(submitted.status()).value_or(1);
+        call->AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(wait_ms));
       }
       stream->Refuse(submitted.status());
     }
     return stream.get();
   }
 
+  // By the caller's key, and counts if not.
+  template <class Stream>
+  absl::Status Admit(const grpc::CallbackServerContext& call, Stream* stream) {
+    const auto caller = FindCaller(context_, call);
+    if (!caller.ok() || *caller == nullptr) return caller.status();
+    stream->SetAccount(*caller);
+    auto place = (*caller)->Enter();
+    if (place.ok()) {
+      stream->KeepUntilDone(*std::move(place));
+    } else {
+      context_.metrics->CountRejected(RejectReason::kKeyLimit);
+    }
+    return place.status();
+  }
+
   template <class Message>
   absl::StatusOr<std::shared_ptr<ResponseStream>> Submit(const grpc::CallbackServerContext& call, const Message& message,
                                                          const std::string& id, std::string* echo) {
-    const auto engine = FindEngine(context_);
+    const auto engine = ServingEngine(context_);
     if (!engine.ok()) return engine.status();
     if (absl::Status model = CheckModel(context_, message.model()); !model.ok()) return model;
     if (id.size() > kLongestRequestId) {
@@ -208,6 +224,7 @@ class InferenceService : public v1::Inference::CallbackService {
     request->arrival = arrival;
     SetDeadline(call, message.timeout_ms(), &*request);
     auto stream = (*engine)->Submit(*std::move(request));
+    if (stream.status().code() == absl::StatusCode::kResourceExhausted) return WithQueueWait(stream.status(), **engine, *context_.metrics);
     if (stream.status().code() != absl::StatusCode::kAlreadyExists) return stream;
     return absl::AlreadyExistsError(absl::StrCat("request_id: '", id, "' is in flight; use another id"));
   }
@@ -230,16 +247,19 @@ class AdminService : public v1::Admin::CallbackService {
 
   grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* call, const v1::GetStatsRequest*,
                                      v1::GetStatsResponse* response) override {
-    const auto engine = FindEngine(context_);
+    const auto engine = FindEngine(context_, *call);
     if (engine.ok()) *response = StatsToProto((*engine)->Stats());
     return Answer(call, engine.status());
   }
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call, const v1::DrainRequest*, v1::DrainResponse*) override {
-    drain_();
-    return Answer(call, absl::OkStatus());
+    const auto caller = FindCaller(context_, *call);
+    if (caller.ok()) drain_();
+    return Answer(call, caller.status());
   }
   grpc::ServerUnaryReactor* ResetPrefixCache(grpc::CallbackServerContext* call, const v1::ResetPrefixCacheRequest*,
                                              v1::ResetPrefixCacheResponse*) override {
+    const auto caller = FindCaller(context_, *call);
+    if (!caller.ok()) return Answer(call, caller.status());
     return Answer(call, absl::UnimplementedError("ResetPrefixCache comes with the prefix cache; this build has none"));
   }
 
@@ -268,6 +288,15 @@ int GrpcServer::port() const { return impl_->port; }
 
 namespace {
 
+// The reflection service cannot be asked for a key, so it is offered only where none is needed.
+class WithReflection : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+  }
+};
+
 absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& context, const std::string& address,
                                                      grpc::Service* service, int* port) {
   const size_t colon = address.rfind(':');
@@ -279,8 +308,9 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
     return absl::InvalidArgumentError(absl::StrCat("'", address, "' is not HOST:PORT with a port from 0 to 65535"));
   }
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), port);
+  builder.AddListeningPort(address, CredentialsOf(context), port);
   builder.RegisterService(service);
+  if (context.keys == nullptr) builder.SetOption(std::make_unique<WithReflection>());
   NameParseErrors(&builder);
   builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(context.max_body_bytes, INT_MAX)));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, context.max_connections);  // of one connection
@@ -288,9 +318,10 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   // Two servers on one port would split the calls between them at random.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // Clients that ping between calls are welcome; by default gRPC answers them with GOAWAY.
+  // Clients that ping, also between calls, are welcome; by default gRPC answers them with GOAWAY.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   std::unique_ptr<grpc::Server> server;
   {
     const QuietGrpcLog quiet;
@@ -308,7 +339,6 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerContext& context, const std::string& address) {
   auto out = std::unique_ptr<GrpcServer>(new GrpcServer());
   grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   out->impl_->service = std::make_unique<InferenceService>(context, out->impl_->pool, out->impl_->work);
   auto server = Listen(context, address, out->impl_->service.get(), &out->impl_->port);
   if (!server.ok()) return server.status();

@@ -1,11 +1,13 @@
 // One streaming call: takes events from a ResponseStream and writes them as they come. At most one write is outstanding,
-// and while it is, events merge in the ResponseStream: a slow reader holds back nobody and costs no memory.
+// and while it is, events merge in the ResponseStream: a slow reader holds back nobody and costs no memory. A write that
+// its reader does not take within kSlowReader ends the call.
 //
 // Threads: gRPC calls the On... methods, the step thread wakes the pump through a small pool, so that it never writes to
 // a socket itself. `mutex_` orders them; `self_` keeps the call alive until OnDone and the last posted pump are through.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -15,17 +17,28 @@
 #include <vector>
 
 #include "boost/asio/post.hpp"
+#include "boost/asio/steady_timer.hpp"
 #include "boost/asio/thread_pool.hpp"
 #include "grpcpp/grpcpp.h"
+#include "server/api_keys.h"
 #include "server/convert_proto.h"
 #include "server/grpc_call_log.h"
 
 namespace loupe {
 
+inline constexpr std::chrono::seconds kSlowReader{60};  // as long as a write over HTTP may take
+
 template <class Response>
 class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable_shared_from_this<GrpcStream<Response>> {
  public:
-  GrpcStream(boost::asio::thread_pool& pool, GrpcCallLog log) : pool_(pool), log_(std::move(log)) {}
+  GrpcStream(boost::asio::thread_pool& pool, GrpcCallLog log, grpc::CallbackServerContext* call)
+      : pool_(pool), log_(std::move(log)), call_(call), timer_(pool) {}
+
+  // What the call costs is charged to `account`; null: to nobody.
+  void SetAccount(std::shared_ptr<KeyAccount> account) {
+    if (account != nullptr) log_.SetKey(account->name());
+    account_ = std::move(account);
+  }
 
   // `handle` goes when the call is done.
   void KeepUntilDone(std::shared_ptr<void> handle) { kept_.push_back(std::move(handle)); }
@@ -65,6 +78,10 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
   }
   void OnDone() override {
     if (stream_ != nullptr) stream_->OnReady({});
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      timer_.cancel();
+    }
     log_.Done();
     kept_.clear();
     const auto self = std::move(self_);  // the last reference may go here
@@ -73,7 +90,7 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
  private:
   void Pump() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (writing_ || finished_ || stream_ == nullptr) return;
+    if (writing_ || finished_ || cancelling_ || stream_ == nullptr) return;
     while (outbox_.empty() || left_) {
       std::optional<Event> event = stream_->TryNext();
       if (!event) break;
@@ -86,10 +103,38 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
       response_ = std::move(outbox_.front());
       outbox_.pop_front();
       writing_ = true;
+      write_began_ = std::chrono::steady_clock::now();
+      if (!watching_) WatchReaderLocked();
       this->StartWrite(&response_);
       return;
     }
     if (stream_->done()) FinishLocked(FinalStatus());
+  }
+
+  // Looks now and then, for a timer a write would cost more than the write.
+  void WatchReaderLocked() {
+    watching_ = true;
+    timer_.expires_after(kSlowReader / 4);
+    std::weak_ptr<GrpcStream> weak = self_;
+    timer_.async_wait([weak](boost::system::error_code cancelled) {
+      const auto self = weak.lock();
+      if (cancelled || self == nullptr) return;
+      self->CheckReader();
+    });
+  }
+  void CheckReader() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (finished_) return;
+      if (!writing_ || std::chrono::steady_clock::now() - write_began_ < kSlowReader) return WatchReaderLocked();
+      cancelling_ = true;  // nothing finishes the call meanwhile, so its context stays
+    }
+    call_->TryCancel();  // may call OnCancel at once
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      cancelling_ = false;
+    }
+    Pump();
   }
 
   void LeaveLocked() {
@@ -117,6 +162,7 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     }
     const auto& finished = std::get<Finished>(event);
     log_.Add(finished);
+    if (account_ != nullptr) account_->Charge(finished);
     End end{finished.reason, finished.reason == FinishReason::kDeadline && finished.usage.completion_tokens == 0,
             finished.stop_reason == "drain", finished.error};
     ends_.push_back(std::move(end));
@@ -158,6 +204,11 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
 
   boost::asio::thread_pool& pool_;
   GrpcCallLog log_;
+  grpc::CallbackServerContext* const call_;  // lives until OnDone
+  std::shared_ptr<KeyAccount> account_;
+  boost::asio::steady_timer timer_;             // guarded by mutex_
+  bool watching_ = false, cancelling_ = false;  // guarded by mutex_
+  std::chrono::steady_clock::time_point write_began_;  // guarded by mutex_
   std::vector<std::shared_ptr<void>> kept_;
   std::shared_ptr<GrpcStream> self_;
   std::mutex mutex_;

@@ -8,12 +8,16 @@
 #include "absl/strings/str_cat.h"
 #include "boost/asio/as_tuple.hpp"
 #include "boost/asio/post.hpp"
+#include "boost/asio/ssl/error.hpp"
 #include "boost/asio/use_awaitable.hpp"
 #include "boost/asio/write.hpp"
 #include "boost/beast/core/error.hpp"
 #include "boost/beast/http/read.hpp"
 #include "boost/beast/http/status.hpp"
+#include "server/api_keys.h"
+#include "server/cors.h"
 #include "server/http_rules.h"
+#include "server/http_status.h"
 #include "server/logging.h"
 #include "spdlog/spdlog.h"
 
@@ -30,7 +34,7 @@ constexpr size_t kMaxBuffered = 256 << 10;  // bytes read ahead: a header, or pi
 constexpr size_t kReadBytes = 4096;         // of one read while an answer is made
 constexpr size_t kMaxIdBytes = 128;
 constexpr int64_t kLingerBytes = 256 << 20;  // of a refused body, read and thrown away
-constexpr std::chrono::milliseconds kLingerTime{10'000}, kLingerTimeStopping{500};
+constexpr std::chrono::milliseconds kLingerTime{10'000}, kLingerTimeStopping{500}, kTlsEndTime{500};
 
 bool FitToEcho(std::string_view id) {
   if (id.empty() || id.size() > kMaxIdBytes) return false;
@@ -61,10 +65,10 @@ std::string ToString(beast::string_view text) { return std::string(text.data(), 
 
 }  // namespace
 
-HttpConnection::HttpConnection(asio::ip::tcp::socket socket, HttpShared& shared)
-    : shared_(shared), stream_(std::move(socket)), timer_(stream_.get_executor()), buffer_(kMaxBuffered) {
+HttpConnection::HttpConnection(asio::ip::tcp::socket socket, std::shared_ptr<asio::ssl::context> tls, HttpShared& shared)
+    : shared_(shared), stream_(std::move(socket), std::move(tls)), timer_(stream_.get_executor()), buffer_(kMaxBuffered) {
   boost::system::error_code ignored;
-  stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+  stream_.tcp().socket().set_option(asio::ip::tcp::no_delay(true), ignored);
 }
 
 HttpConnection::~HttpConnection() {
@@ -73,6 +77,10 @@ HttpConnection::~HttpConnection() {
 
 asio::awaitable<void> HttpConnection::Run() {
   // gcc 12 miscompiles co_await in a loop's condition, so every co_await of this file is a statement of its own.
+  if (stream_.tls() != nullptr) {
+    const bool shaken = co_await Handshake();
+    if (!shaken) co_return;
+  }
   for (;;) {
     const bool got_request = co_await ReadRequest();
     if (!got_request) break;
@@ -80,7 +88,22 @@ asio::awaitable<void> HttpConnection::Run() {
     if (gone_ || !keep_alive_ || stopping_) break;
   }
   if (!gone_) co_await Linger();
-  stream_.close();  // now, not when the last reference goes
+  stream_.tcp().close();  // now, not when the last reference goes
+}
+
+asio::awaitable<bool> HttpConnection::Handshake() {
+  stream_.tcp().expires_after(shared_.options.header_timeout);
+  const auto [error] = co_await stream_.tls()->async_handshake(asio::ssl::stream_base::server, kAwait);
+  if (!error) co_return true;
+  if (error.category() == asio::error::get_ssl_category() && ERR_GET_REASON(error.value()) == SSL_R_HTTP_REQUEST) {
+    static constexpr std::string_view kPlain =
+        "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: 39\r\n\r\n"
+        "this port speaks TLS only; use https://";
+    co_await asio::async_write(stream_.tcp(), asio::buffer(kPlain), kAwait);
+  }
+  spdlog::debug("no TLS session: {}", error.message());
+  stream_.tcp().close();
+  co_return false;
 }
 
 // ---- reading
@@ -105,7 +128,7 @@ asio::awaitable<bool> HttpConnection::ReadRequest() {
 asio::awaitable<bool> HttpConnection::ReadHeader() {
   if (stopping_) co_return false;
   if (buffer_.size() == 0) {
-    stream_.expires_after(shared_.options.idle_timeout);
+    stream_.tcp().expires_after(shared_.options.idle_timeout);
     const auto [error, bytes] = co_await stream_.async_read_some(buffer_.prepare(kReadBytes), kAwait);
     if (error) {
       gone_ = true;
@@ -116,7 +139,7 @@ asio::awaitable<bool> HttpConnection::ReadHeader() {
   parser_.emplace();
   parser_->header_limit(static_cast<uint32_t>(shared_.options.max_header_bytes));
   parser_->body_limit(static_cast<uint64_t>(shared_.context.max_body_bytes));
-  stream_.expires_after(shared_.options.header_timeout);
+  stream_.tcp().expires_after(shared_.options.header_timeout);
   const auto [error, bytes] = co_await http::async_read_header(stream_, buffer_, *parser_, kAwait);
   if (error) {
     co_await RefuseBroken(error);
@@ -129,11 +152,19 @@ asio::awaitable<bool> HttpConnection::ReadHeader() {
     co_await Refuse(std::move(response));
     co_return false;
   }
+  if (const absl::Status known = Authorize(); !known.ok()) {
+    shared_.context.metrics->CountRejected(RejectReason::kNoKey);
+    unread_body_ = !parser_->is_done();
+    HttpResponse response = ErrorResponse(known);
+    response.headers.emplace_back("WWW-Authenticate", "Bearer");
+    co_await Refuse(std::move(response));
+    co_return false;
+  }
   co_return true;
 }
 
 asio::awaitable<bool> HttpConnection::ReadBody() {
-  stream_.expires_after(shared_.options.body_timeout);
+  stream_.tcp().expires_after(shared_.options.body_timeout);
   if (!parser_->is_done() && version_ >= 11 && parser_->get().count(http::field::expect) > 0) {
     const bool going_on = co_await Continue();
     if (!going_on) co_return false;
@@ -217,8 +248,21 @@ void HttpConnection::TakeHead() {
   request_.content_type = ToString(message[http::field::content_type]);
   request_.content_encoding = ToString(message[http::field::content_encoding]);
   request_.traceparent = ToString(message["traceparent"]);
+  request_.origin = ToString(message[http::field::origin]);
   request_.id = ToString(message["X-Request-Id"]);
   if (!FitToEcho(request_.id)) request_.id = MakeRequestId();
+}
+
+// Before the body is read. Open are the routes that say so, and what a browser asks before it may send a key.
+absl::Status HttpConnection::Authorize() {
+  if (shared_.options.keys == nullptr) return absl::OkStatus();
+  const auto& message = parser_->get();
+  const bool preflight = request_.method == "OPTIONS" && message.count(http::field::access_control_request_method) > 0;
+  if (shared_.options.cors != nullptr && preflight) return absl::OkStatus();
+  if (shared_.router.Find(request_.method, request_.path).open) return absl::OkStatus();
+  auto account = shared_.options.keys->Find(ToString(message[http::field::authorization]));
+  if (account.ok()) request_.account = *std::move(account);
+  return account.status();
 }
 
 // ---- answering
@@ -226,7 +270,7 @@ void HttpConnection::TakeHead() {
 asio::awaitable<void> HttpConnection::Handle() {
   if (shared_.options.count_and_log) shared_.context.metrics->HttpStarted();
   handling_ = true;
-  stream_.expires_never();
+  stream_.tcp().expires_never();
   std::string failure;
   try {
     co_await Dispatch();
@@ -269,6 +313,9 @@ HttpResponse HttpConnection::NoRoute(const HttpRouter::Match& match) const {
     response = ErrorResponse(405, absl::StrCat(request_.method, " is not offered on ", path, "; use ", match.allowed));
   }
   response.headers.emplace_back("Allow", match.allowed);
+  if (shared_.options.cors != nullptr && request_.method == "OPTIONS" && !request_.origin.empty()) {
+    for (auto& header : CorsPolicy::PreflightHeaders(match.allowed)) response.headers.push_back(std::move(header));
+  }
   return response;
 }
 
@@ -281,6 +328,10 @@ std::string HttpConnection::Head(const HttpResponse& response, bool streaming) {
   if (!request_.traceparent.empty()) absl::StrAppend(&head, "traceparent: ", request_.traceparent, "\r\n");
   if (response.status != 204) absl::StrAppend(&head, "Content-Type: ", response.content_type, "\r\n");
   for (const auto& [name, value] : response.headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  if (shared_.options.cors != nullptr) {
+    const CorsPolicy::Headers headers = shared_.options.cors->AnswerHeaders(request_.origin);
+    for (const auto& [name, value] : headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  }
   if (streaming) {
     chunked_ = version_ >= 11;
     if (chunked_) absl::StrAppend(&head, "Transfer-Encoding: chunked\r\n");
@@ -325,7 +376,7 @@ asio::awaitable<void> HttpConnection::EndStream() {
 
 asio::awaitable<bool> HttpConnection::Send(std::string bytes) {
   if (gone_) co_return false;
-  stream_.expires_after(shared_.options.write_timeout);
+  stream_.tcp().expires_after(shared_.options.write_timeout);
   const auto [error, written] = co_await asio::async_write(stream_, asio::buffer(bytes), kAwait);
   if (error) gone_ = true;
   co_return !gone_;
@@ -391,7 +442,7 @@ void HttpConnection::Monitor() {
     return;
   }
   monitoring_ = true;
-  stream_.expires_never();
+  stream_.tcp().expires_never();
   stream_.async_read_some(buffer_.prepare(kReadBytes),
                           [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
                             self->monitoring_ = false;
@@ -407,10 +458,11 @@ void HttpConnection::Monitor() {
 
 asio::awaitable<void> HttpConnection::StopMonitor() {
   stop_monitor_ = true;
-  if (monitoring_) stream_.cancel();
+  if (monitoring_) stream_.tcp().cancel();
   while (monitoring_) {
-    timer_.expires_after(std::chrono::seconds(1));
+    timer_.expires_after(std::chrono::milliseconds(100));
     co_await timer_.async_wait(kAwait);
+    if (monitoring_) stream_.tcp().cancel();  // half a TLS record came just then, and the read waits for the rest
   }
   stop_monitor_ = signalled_ = false;
 }
@@ -421,13 +473,18 @@ asio::awaitable<void> HttpConnection::StopMonitor() {
 // and thrown away for a while.
 asio::awaitable<void> HttpConnection::Linger() {
   boost::system::error_code ignored;
-  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  if (stream_.tls() != nullptr && !tls_ended_) {
+    tls_ended_ = true;
+    stream_.tcp().expires_after(kTlsEndTime);
+    co_await stream_.tls()->async_shutdown(kAwait);
+  }
+  stream_.tcp().socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   if (!unread_body_ && buffer_.size() == 0) co_return;
   unread_body_ = false;
-  stream_.expires_after(stopping_ ? kLingerTimeStopping : kLingerTime);
+  stream_.tcp().expires_after(stopping_ ? kLingerTimeStopping : kLingerTime);
   std::string trash(64 << 10, '\0');
   for (int64_t left = kLingerBytes; left > 0;) {
-    const auto [error, bytes] = co_await stream_.async_read_some(asio::buffer(trash), kAwait);
+    const auto [error, bytes] = co_await stream_.tcp().async_read_some(asio::buffer(trash), kAwait);
     if (error) break;
     left -= static_cast<int64_t>(bytes);
   }
@@ -437,7 +494,7 @@ asio::awaitable<void> HttpConnection::Linger() {
 void HttpConnection::CloseWhenIdle() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
     self->stopping_ = true;
-    if (!self->handling_) self->stream_.cancel();
+    if (!self->handling_) self->stream_.tcp().cancel();
   });
 }
 
@@ -445,7 +502,7 @@ void HttpConnection::CloseNow() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
     self->stopping_ = true;
     self->gone_ = true;
-    self->stream_.close();
+    self->stream_.tcp().close();
     self->Wake();
   });
 }
@@ -458,6 +515,7 @@ void HttpConnection::Log(double seconds) {
                  {"status", answered_ ? status_ : 499},
                  {"duration_s", seconds}};
   if (!request_.traceparent.empty()) fields["traceparent"] = request_.traceparent.substr(0, 100);
+  if (request_.account != nullptr) fields["key"] = request_.account->name();
   fields.update(log);
   LogEvent("request", fields);
 }

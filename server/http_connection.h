@@ -14,10 +14,10 @@
 #include "boost/asio/steady_timer.hpp"
 #include "boost/asio/thread_pool.hpp"
 #include "boost/beast/core/flat_buffer.hpp"
-#include "boost/beast/core/tcp_stream.hpp"
 #include "boost/beast/http/parser.hpp"
 #include "boost/beast/http/string_body.hpp"
 #include "server/http_server.h"
+#include "server/http_stream.h"
 
 namespace loupe {
 
@@ -32,7 +32,8 @@ struct HttpShared {
 
 class HttpConnection final : public HttpExchange, public std::enable_shared_from_this<HttpConnection> {
  public:
-  HttpConnection(boost::asio::ip::tcp::socket socket, HttpShared& shared);
+  // `tls` is null for plain TCP.
+  HttpConnection(boost::asio::ip::tcp::socket socket, std::shared_ptr<boost::asio::ssl::context> tls, HttpShared& shared);
   ~HttpConnection() override;
 
   boost::asio::awaitable<void> Run();
@@ -52,6 +53,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   void CloseNow();
 
  private:
+  boost::asio::awaitable<bool> Handshake();
   boost::asio::awaitable<bool> ReadRequest();
   boost::asio::awaitable<bool> ReadHeader();
   boost::asio::awaitable<bool> ReadBody();
@@ -65,6 +67,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   boost::asio::awaitable<void> StopMonitor();
   boost::asio::awaitable<void> Linger();
   void TakeHead();
+  absl::Status Authorize();
   HttpResponse NoRoute(const HttpRouter::Match& match) const;
   void Monitor();
   void Wake();
@@ -72,7 +75,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   void Log(double seconds);
 
   HttpShared& shared_;
-  boost::beast::tcp_stream stream_;
+  HttpStream stream_;
   boost::asio::steady_timer timer_;
   boost::beast::flat_buffer buffer_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
@@ -80,6 +83,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   unsigned version_ = 11;
   bool keep_alive_ = true;
   bool holds_large_body_ = false;
+  bool tls_ended_ = false;    // our end of the TLS session is said
   bool unread_body_ = false;  // the refused request's body is still coming: linger, or the answer is lost to a reset
 
   int status_ = 0;  // of the answer being written; 0 before

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,8 @@
 
 namespace loupe {
 
+class KeyAccount;  // server/api_keys.h
+
 struct HttpRequest {
   std::string method;
   std::string path;       // without query, as sent
@@ -23,6 +26,8 @@ struct HttpRequest {
   std::string content_type;
   std::string content_encoding;
   std::string traceparent;
+  std::string origin;     // of the web page that asks; empty: none
+  std::shared_ptr<KeyAccount> account;  // of the API key; null: this listener asks for none
   std::string body;
   SteadyTime arrival{};
 };

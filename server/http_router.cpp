@@ -42,7 +42,11 @@ std::string PercentDecode(std::string_view text) {
 }
 
 void HttpRouter::Add(const std::string& method, const std::string& pattern, HttpHandler handler) {
-  routes_.push_back({method, pattern, std::move(handler)});
+  routes_.push_back({method, pattern, std::move(handler), false});
+}
+
+void HttpRouter::AddOpen(const std::string& method, const std::string& pattern, HttpHandler handler) {
+  routes_.push_back({method, pattern, std::move(handler), true});
 }
 
 HttpRouter::Match HttpRouter::Find(const std::string& method, const std::string& path) const {
@@ -55,6 +59,7 @@ HttpRouter::Match HttpRouter::Find(const std::string& method, const std::string&
     match.allowed += route.method == "GET" ? "GET, HEAD" : route.method;
     if (match.handler == nullptr && route.method == wanted) {
       match.handler = &route.handler;
+      match.open = route.open;
       match.parameter = *parameter;
     }
   }

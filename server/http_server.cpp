@@ -15,6 +15,7 @@
 #include "boost/asio/steady_timer.hpp"
 #include "boost/asio/strand.hpp"
 #include "server/http_connection.h"
+#include "server/tls.h"
 #include "spdlog/spdlog.h"
 
 namespace loupe {
@@ -114,7 +115,7 @@ void HttpServer::Impl::Serve(tcp::socket socket) {
     const std::lock_guard lock(mutex);
     if (stopping) return;
     if (connections.size() < static_cast<size_t>(max_connections())) {
-      connection = std::make_shared<HttpConnection>(std::move(socket), shared);
+      connection = std::make_shared<HttpConnection>(std::move(socket), options.tls == nullptr ? nullptr : options.tls->Current(), shared);
       connections.emplace(connection.get(), connection);
     }
   }
@@ -127,8 +128,9 @@ void HttpServer::Impl::Serve(tcp::socket socket) {
       });
 }
 
-// One try without waiting: a fresh socket has room for these bytes.
+// One try without waiting: a fresh socket has room for these bytes. Behind TLS nobody would understand them.
 void HttpServer::Impl::TurnAway(tcp::socket socket) {
+  if (options.tls != nullptr) return;
   const HttpResponse response = ErrorResponse(
       503, absl::StrCat(max_connections(), " connections are open, the most allowed; try again soon"));
   const std::string text = absl::StrCat(

@@ -16,6 +16,10 @@
 
 namespace loupe {
 
+class ApiKeys;     // server/api_keys.h
+class CorsPolicy;  // server/cors.h
+class TlsContext;  // server/tls.h
+
 struct HttpServerOptions {
   int num_threads = 2;
   int num_workers = 2;                               // threads that work through bodies over kSmallBody
@@ -26,6 +30,10 @@ struct HttpServerOptions {
   std::chrono::milliseconds write_timeout{60'000};  // of one write: a reader this slow is given up
   int64_t max_header_bytes = 64 << 10;
   std::optional<int> max_connections;  // none: the context's
+  // They outlive the server; null: no key is asked for, TCP without TLS, no web pages.
+  ApiKeys* keys = nullptr;
+  TlsContext* tls = nullptr;
+  const CorsPolicy* cors = nullptr;
   int max_large_bodies = 16;  // requests of which more than kLargeBody has come and that are not answered yet
 };
 inline constexpr int64_t kLargeBody = 1 << 20;   // bytes

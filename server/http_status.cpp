@@ -3,6 +3,8 @@
 #include <cctype>
 #include <string_view>
 
+#include "server/retry_after.h"
+
 namespace loupe {
 namespace {
 
@@ -73,7 +75,7 @@ int HttpStatusOf(const absl::Status& status) {
 HttpResponse ErrorResponse(const absl::Status& status) {
   const ErrorParts parts = Split(status);
   HttpResponse response = ErrorResponse(parts.status, parts.message, parts.param, parts.code);
-  if (parts.status == 429) response.headers.emplace_back("Retry-After", "1");
+  if (parts.status == 429) response.headers.emplace_back("Retry-After", std::to_string(RetryAfterOf(status).value_or(1)));
   if (parts.status == 503) response.headers.emplace_back("Retry-After", "2");
   return response;
 }

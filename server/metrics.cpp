@@ -31,6 +31,8 @@ RejectReason RejectReasonOf(const absl::Status& status) {
       return RejectReason::kQueueFull;
     case absl::StatusCode::kUnavailable:
       return RejectReason::kDraining;
+    case absl::StatusCode::kUnauthenticated:
+      return RejectReason::kNoKey;
     default:
       break;
   }
@@ -64,6 +66,7 @@ void Metrics::OnFirstToken(double seconds_since_arrival) { families_->first_toke
 void Metrics::OnNextToken(double seconds_since_last) { families_->next_token->Observe(seconds_since_last); }
 
 void Metrics::OnFinished(const Finished& finished) {
+  if (finished.index == 0) rate_.Add();
   const Timings& t = finished.timings;
   const int tokens = finished.usage.completion_tokens;
   families_->duration[static_cast<size_t>(finished.reason)]->Observe(t.total);

@@ -10,12 +10,13 @@
 #include "engine/engine.h"
 #include "engine/engine_stats.h"
 #include "server/lifecycle.h"
+#include "server/service_rate.h"
 
 namespace loupe {
 
 enum class Api { kOpenAiChat, kOpenAiCompletion, kGrpcGenerate, kGrpcChat };
 enum class CodeClass { kOk, kClientError, kServerError };  // 2xx, 4xx, 5xx and what corresponds in gRPC
-enum class RejectReason { kInvalid, kTooLong, kQueueFull, kKvExhausted, kLoading, kDraining };
+enum class RejectReason { kInvalid, kTooLong, kQueueFull, kKvExhausted, kLoading, kDraining, kNoKey, kKeyLimit };
 
 // As labels and logs spell it: stop, length, tool_calls, cancelled, deadline, error.
 const char* FinishReasonName(FinishReason reason);
@@ -47,9 +48,12 @@ class Metrics : public EngineObserver {
   std::string Page(const EngineStats* stats, Phase phase);
   std::string RoutingPage(const EngineStats* stats);
 
+  const ServiceRate& service_rate() const { return rate_; }
+
  private:
   struct Families;
   std::unique_ptr<Families> families_;
+  ServiceRate rate_;
 };
 
 // Which rejection a status of Engine::Submit or of parsing stands for.

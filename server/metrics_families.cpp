@@ -27,7 +27,7 @@ const Buckets kRatio = {.05, .1, .15, .2, .25, .3, .35, .4, .45, .5, .6, .7, .8,
 
 const char* const kApiNames[] = {"openai_chat", "openai_completion", "grpc_generate", "grpc_chat"};
 const char* const kCodeNames[] = {"2xx", "4xx", "5xx"};
-const char* const kRejectNames[] = {"invalid", "too_long", "queue_full", "kv_exhausted", "loading", "draining"};
+const char* const kRejectNames[] = {"invalid", "too_long", "queue_full", "kv_exhausted", "loading", "draining", "no_key", "key_limit"};
 const char* const kStepPhaseNames[] = {"prefill", "decode", "mixed"};
 
 #if defined(__clang__)

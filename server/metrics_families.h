@@ -17,7 +17,7 @@
 
 namespace loupe {
 
-inline constexpr int kNumApis = 4, kNumCodes = 3, kNumFinishReasons = 6, kNumRejectReasons = 6, kNumPhases = 6,
+inline constexpr int kNumApis = 4, kNumCodes = 3, kNumFinishReasons = 6, kNumRejectReasons = 8, kNumPhases = 6,
                      kNumStepPhases = 3;
 
 struct Metrics::Families {

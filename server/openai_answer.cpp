@@ -34,6 +34,7 @@ absl::Status TakeEvents(const ApiRequest& request, const StreamSet& set, Answer*
       if (const auto* delta = std::get_if<Delta>(&*event)) answer->Add(prompt, *delta, frames);
       const auto* finished = std::get_if<Finished>(&*event);
       if (finished == nullptr) continue;
+      set.Charge(*finished);
       const bool can_fail =
           finished->reason == FinishReason::kError || (!started && (frames == nullptr || frames->empty()));
       const absl::Status failure = can_fail ? FailureOf(*finished, request, *answer) : absl::OkStatus();
@@ -96,7 +97,9 @@ AnswerOutcome Gone() { return {499, FinishReason::kCancelled}; }
 StreamSet::~StreamSet() {
   for (const auto& stream : streams_) {
     stream->OnReady({});
-    if (!stream->done()) stream->Cancel();
+    if (stream->done()) continue;
+    stream->Cancel();
+    if (account_ != nullptr) account_->ChargeAtEnd(stream);
   }
 }
 

@@ -8,24 +8,31 @@
 
 #include "boost/asio/awaitable.hpp"
 #include "engine/response_stream.h"
+#include "server/api_keys.h"
 #include "server/http_message.h"
 #include "server/openai_response.h"
 
 namespace loupe {
 
-// The engine's streams of one HTTP request, one a prompt. Whatever is unfinished when this goes is cancelled.
+// The engine's streams of one HTTP request, one a prompt. Whatever is unfinished when this goes is cancelled. What they
+// cost is charged to `account`, if there is one, also when nobody reads them to their end.
 class StreamSet {
  public:
-  explicit StreamSet(std::vector<std::shared_ptr<ResponseStream>> streams) : streams_(std::move(streams)) {}
+  explicit StreamSet(std::vector<std::shared_ptr<ResponseStream>> streams, std::shared_ptr<KeyAccount> account = nullptr)
+      : streams_(std::move(streams)), account_(std::move(account)) {}
   StreamSet(StreamSet&&) = default;
   StreamSet& operator=(StreamSet&&) = delete;
   ~StreamSet();
 
   void OnReady(const std::function<void()>& wake);
+  void Charge(const Finished& finished) const {
+    if (account_ != nullptr) account_->Charge(finished);
+  }
   const std::vector<std::shared_ptr<ResponseStream>>& streams() const { return streams_; }
 
  private:
   std::vector<std::shared_ptr<ResponseStream>> streams_;
+  std::shared_ptr<KeyAccount> account_;
 };
 
 struct AnswerOutcome {

@@ -1,5 +1,7 @@
-// The table of all fields of both endpoints: one row a field, one small reader a shape. A value of null never gets
-// here: it means that the field is absent.
+// One small reader a shape of value, then the table: one row a field. A value of null never gets here: it means that the
+// field is absent.
+#include "server/openai_fields.h"
+
 #include <string_view>
 #include <unordered_map>
 
@@ -7,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/http_json.h"
 #include "server/kv_json.h"
-#include "server/openai_request.h"
 
 namespace loupe {
 namespace {
@@ -189,9 +190,8 @@ Status IncludeStop(Name name, Value v, ApiRequest* r) {
 }
 Status TimeoutMs(Name name, Value v, ApiRequest* r) {
   if (auto status = ReadInt64(name, v, &r->timeout_ms); !status.ok()) return status;
-  constexpr int64_t kDayMs = 86'400'000;
-  if (r->timeout_ms >= 1 && r->timeout_ms <= kDayMs) return absl::OkStatus();
-  return Refuse(name, absl::StrCat("is ", r->timeout_ms, ", must be from 1 to ", kDayMs));
+  if (r->timeout_ms >= 1 && r->timeout_ms <= kMaxTimeoutMs) return absl::OkStatus();
+  return Refuse(name, absl::StrCat("is ", r->timeout_ms, ", must be from 1 to ", kMaxTimeoutMs));
 }
 
 // ---- what comes back
@@ -233,105 +233,168 @@ Status Kv(Name, Value v, ApiRequest* r) {
 }
 Status Priority(Name name, Value v, ApiRequest* r) { return ReadInt(name, v, &r->engine.priority); }
 
-using Table = std::unordered_map<std::string, FieldReader>;
+// ---- the table
 
-// Fields of both endpoints.
-const Table& SharedFields() {
-  static const Table table = {
-      {"model", Model},
-      {"max_tokens", MaxTokens},
-      {"min_tokens", MinTokens},
-      {"temperature", Temperature},
-      {"top_p", TopP},
-      {"top_k", TopK},
-      {"min_p", MinP},
-      {"repetition_penalty", Repetition},
-      {"frequency_penalty", Frequency},
-      {"presence_penalty", Presence},
-      {"seed", Seed},
-      {"n", N},
-      {"best_of", BestOf},
-      {"logit_bias", LogitBias},
-      {"stop", Stop},
-      {"stop_token_ids", StopTokenIds},
-      {"ignore_eos", IgnoreEos},
-      {"include_stop_str_in_output", IncludeStop},
-      {"timeout_ms", TimeoutMs},
-      {"stream", Stream},
-      {"stream_options", StreamOptions},
-      {"return_token_ids", ReturnTokenIds},
-      {"prompt_token_ids", PromptTokenIds},
-      {"add_special_tokens", AddSpecialTokens},
-      {"kv", Kv},
-      {"priority", Priority},
-      // There is no prefix cache, so a salt separates what is separate already.
-      {"cache_salt", AnyString},
-      {"user", AnyString},
-      {"safety_identifier", AnyString},
-      {"metadata", AnyObject},
-      {"prompt_cache_key", AnyString},
-      {"prompt_cache_retention", AnyString},
-      {"store", OnlyFalse},
-      {"service_tier", ServiceTier},
-      {"response_format", ResponseFormat},
-      {"regex", NotOfferedYet},
-      {"choice", NotOfferedYet},
-      {"grammar", NotOfferedYet},
-      {"json_schema", NotOfferedYet},
-      {"guided_json", NotOfferedYet},
-      {"guided_regex", NotOfferedYet},
-      {"guided_choice", NotOfferedYet},
-      {"guided_grammar", NotOfferedYet},
-      {"structured_outputs", NotOfferedYet},
-      {"prompt_logprobs", NotOfferedYet},
-      {"use_beam_search", OnlyFalse},
-      {"length_penalty", NotOfferedYet},
-      {"bad_words", NotOfferedYet},
-  };
-  return table;
-}
+constexpr const char* kString = R"({"type": "string"})";
+constexpr const char* kBool = R"({"type": "boolean"})";
+constexpr const char* kObject = R"({"type": "object"})";
+constexpr const char* kOnlyFalse = R"({"const": false})";
+constexpr const char* kCount = R"({"type": "integer", "minimum": 0, "maximum": 2147483647})";
+constexpr const char* kPenalty = R"({"type": "number", "minimum": -2, "maximum": 2})";
+constexpr const char* kIds = R"({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}})";
+constexpr const char* kSomeIds =
+    R"({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}})";
+constexpr const char* kMessages = R"({"type": "array", "minItems": 1, "items": {"type": "object", "required": ["role"], "properties": {
+  "role": {"enum": ["system", "user", "assistant", "tool", "developer"]},
+  "content": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "object", "required": ["type", "text"],
+    "properties": {"type": {"enum": ["text", "input_text"]}, "text": {"type": "string"}}}}]},
+  "name": {"type": "string"}, "tool_call_id": {"type": "string"}, "reasoning_content": {"type": "string"},
+  "tool_calls": {"type": "array"}}}})";
+constexpr const char* kPrompt = R"({"anyOf": [{"type": "string"},
+  {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}},
+  {"type": "array", "minItems": 1, "maxItems": 128, "items": {"anyOf": [{"type": "string"},
+    {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}}]}}]})";
+constexpr const char* kStop = R"({"anyOf": [{"type": "string", "minLength": 1},
+  {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}}]})";
+constexpr const char* kStreamOptions = R"({"type": "object", "additionalProperties": false, "properties": {
+  "include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}, "include_obfuscation": {"const": false}}})";
+constexpr const char* kKv = R"({"type": "object", "additionalProperties": false, "properties": {
+  "policy": {"type": "string"}, "strategy": {"type": "string"}, "params": {"type": "object"},
+  "budget": {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": false,
+    "properties": {"ratio": {"type": "number"}, "tokens": {"type": "number"}, "bytes": {"type": "number"}}},
+  "bits": {"type": "object"}, "protect": {"type": "object"}, "floor": {"type": "object"}, "on_miss": {"type": "string"}}})";
 
-const Table& ChatFields() {
-  static const Table table = {
-      {"messages", Messages},
-      {"max_completion_tokens", MaxTokens},
-      {"logprobs", ChatLogprobs},
-      {"top_logprobs", TopLogprobs},
-      {"chat_template_kwargs", TemplateKwargs},
-      {"add_generation_prompt", AddGenerationPrompt},
-      {"continue_final_message", ContinueFinalMessage},
-      {"tools", Tools},
-      {"tool_choice", ToolChoice},
-      {"functions", Tools},
-      {"function_call", ToolChoice},
-      {"parallel_tool_calls", AnyBool},
-      {"modalities", Modalities},
-      {"audio", NotOfferedYet},
-      // A guess of the answer speeds others up; it changes no token.
-      {"prediction", AnyObject},
-      {"web_search_options", NotOfferedYet},
-      {"reasoning_effort", NotOfferedYet},
-      {"verbosity", Verbosity},
-      {"chat_template", NotOfferedYet},
-      {"documents", NotOfferedYet},
-      {"echo", OnlyFalse},
-      {"moderation", NotOfferedYet},
-  };
-  return table;
-}
+using enum FieldOf;
+using enum FieldSupport;
 
-const Table& CompletionFields() {
-  static const Table table = {{"prompt", Prompt}, {"logprobs", CompletionLogprobs}, {"echo", Echo}, {"suffix", Suffix}};
-  return table;
+constexpr const char* kGone = "not offered by this server";
+constexpr const char* kLabel = "labels the request; read by nothing here";
+
+const FieldSpec kFields[] = {
+    // What is asked.
+    {"model", kBoth, kHonoured, kString, "the served model's name; may be left out", Model},
+    {"messages", kChat, kHonoured, kMessages, "the conversation; content is text, or parts of text", Messages},
+    {"prompt", kCompletion, kHonoured, kPrompt,
+     "one text, one list of token ids, or up to 128 of either; special tokens in text are parsed", Prompt},
+    {"prompt_token_ids", kBoth, kHonoured, kSomeIds, "in place of messages or prompt: ids as they are", PromptTokenIds},
+    {"add_special_tokens", kBoth, kHonoured, kBool, "whether text gets the tokens that the model wants around it (BOS)", AddSpecialTokens},
+    {"chat_template_kwargs", kChat, kHonoured, kObject, "further variables of the chat template", TemplateKwargs},
+    {"add_generation_prompt", kChat, kHonoured, kBool, "whether the template opens the answer; true by default", AddGenerationPrompt},
+    {"continue_final_message", kChat, kHonoured, kBool, "go on inside the last message, which is the assistant's", ContinueFinalMessage},
+    {"echo", kCompletion, kHonoured, kBool, "the prompt in front of the answer; not together with logprobs", Echo},
+    // How long.
+    {"max_tokens", kBoth, kHonoured, kCount, "16 by default for completions, to the end of the context for chat", MaxTokens},
+    {"max_completion_tokens", kChat, kHonoured, kCount, "the newer name of max_tokens, and stronger", MaxTokens},
+    {"min_tokens", kBoth, kHonoured, kCount, "no stop before so many; at most max_tokens", MinTokens},
+    {"stop", kBoth, kHonoured, kStop, "up to 16 strings of up to 4096 bytes, found across tokens", Stop},
+    {"stop_token_ids", kBoth, kHonoured, kIds, "up to 256 further ends", StopTokenIds},
+    {"ignore_eos", kBoth, kHonoured, kBool, "go on behind the model's own end", IgnoreEos},
+    {"include_stop_str_in_output", kBoth, kHonoured, kBool, "the matched stop string stays in the text", IncludeStop},
+    {"timeout_ms", kBoth, kHonoured, R"({"type": "integer", "minimum": 1, "maximum": 86400000})",
+     "over queue, prompt and answer: 408 before the first token, later the answer so far", TimeoutMs},
+    // How tokens are drawn.
+    {"temperature", kBoth, kHonoured, R"({"type": "number", "minimum": 0, "maximum": 2})", "1 by default, 0 is greedy", Temperature},
+    {"top_p", kBoth, kHonoured, R"({"type": "number", "exclusiveMinimum": 0, "maximum": 1})", "1 by default", TopP},
+    {"top_k", kBoth, kHonoured, R"({"type": "integer", "minimum": -1, "maximum": 2147483647})", "0 or -1: off", TopK},
+    {"min_p", kBoth, kHonoured, R"({"type": "number", "minimum": 0, "maximum": 1})", "0: off", MinP},
+    {"repetition_penalty", kBoth, kHonoured, R"({"type": "number", "minimum": 0.001, "maximum": 100})", "over prompt and answer; 1: off",
+     Repetition},
+    {"frequency_penalty", kBoth, kHonoured, kPenalty, "over the answer; 0: off", Frequency},
+    {"presence_penalty", kBoth, kHonoured, kPenalty, "over the answer; 0: off", Presence},
+    {"seed", kBoth, kHonoured, R"({"type": "integer", "minimum": -9223372036854775808, "maximum": 18446744073709551615})",
+     "the same seed gives the same text on the same server, whatever else runs; sample i of n uses seed + i", Seed},
+    {"logit_bias", kBoth, kHonoured, R"({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}})",
+     "token ids to numbers, up to 4096", LogitBias},
+    {"n", kBoth, kHonoured, R"({"type": "integer", "minimum": 1, "maximum": 128})",
+     "samples, which share the prompt's pages; prompts times n at most 256", N},
+    {"best_of", kBoth, kRefused, R"({"const": 1})", "use n", BestOf},
+    // What comes back.
+    {"stream", kBoth, kHonoured, kBool, "server-sent events, closed by data: [DONE]", Stream},
+    {"stream_options", kBoth, kHonoured, kStreamOptions, "needs stream", StreamOptions},
+    {"logprobs", kChat, kHonoured, kBool, "of the answer's tokens, with their exact bytes", ChatLogprobs},
+    {"logprobs", kCompletion, kHonoured, R"({"type": "integer", "minimum": 0, "maximum": 20})", "so many best beside each token",
+     CompletionLogprobs},
+    {"top_logprobs", kChat, kHonoured, R"({"type": "integer", "minimum": 0, "maximum": 20})", "needs logprobs", TopLogprobs},
+    {"return_token_ids", kBoth, kHonoured, kBool, "token_ids and prompt_token_ids in the answer", ReturnTokenIds},
+    // This server's own.
+    {"kv", kBoth, kHonoured, kKv, "what the request's KV cache keeps; docs/kvcache.md", Kv},
+    {"priority", kBoth, kHonoured, R"({"type": "integer", "minimum": -2147483648, "maximum": 2147483647})", "higher first; 0 by default",
+     Priority},
+    // There is no prefix cache, so a salt separates what is separate already.
+    {"cache_salt", kBoth, kIgnored, kString, "no two requests share cache", AnyString},
+    {"user", kBoth, kIgnored, kString, kLabel, AnyString},
+    {"safety_identifier", kBoth, kIgnored, kString, kLabel, AnyString},
+    {"metadata", kBoth, kIgnored, kObject, kLabel, AnyObject},
+    {"prompt_cache_key", kBoth, kIgnored, kString, "there is no prefix cache", AnyString},
+    {"prompt_cache_retention", kBoth, kIgnored, kString, "there is no prefix cache", AnyString},
+    {"prompt_cache_options", kBoth, kIgnored, kObject, "there is no prefix cache", AnyObject},
+    {"parallel_tool_calls", kChat, kIgnored, kBool, "there are no tool calls", AnyBool},
+    // A guess of the answer speeds others up; it changes no token.
+    {"prediction", kChat, kIgnored, kObject, "a guess changes no token", AnyObject},
+    {"service_tier", kBoth, kRefused, R"({"enum": ["auto", "default"]})", "there is one tier", ServiceTier},
+    {"store", kBoth, kRefused, kOnlyFalse, "nothing is stored", OnlyFalse},
+    {"response_format", kBoth, kRefused, R"({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}})",
+     "text only", ResponseFormat},
+    {"modalities", kChat, kRefused, R"({"const": ["text"]})", "text only", Modalities},
+    {"verbosity", kChat, kRefused, R"({"const": "medium"})", "models here know no other", Verbosity},
+    {"suffix", kCompletion, kRefused, R"({"const": ""})", kGone, Suffix},
+    {"echo", kChat, kRefused, kOnlyFalse, "of completions only", OnlyFalse},
+    {"tools", kChat, kRefused, R"({"type": "array", "maxItems": 0})", kGone, Tools},
+    {"functions", kChat, kRefused, R"({"type": "array", "maxItems": 0})", kGone, Tools},
+    {"tool_choice", kChat, kRefused, R"({"enum": ["none", "auto"]})", "without tools both mean no call", ToolChoice},
+    {"function_call", kChat, kRefused, R"({"enum": ["none", "auto"]})", "without functions both mean no call", ToolChoice},
+    {"use_beam_search", kBoth, kRefused, kOnlyFalse, kGone, OnlyFalse},
+    {"prompt_logprobs", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"regex", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"choice", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"grammar", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"ebnf", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"json_schema", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"guided_json", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"guided_regex", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"guided_choice", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"guided_grammar", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"structured_outputs", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"stop_regex", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"length_penalty", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"bad_words", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"allowed_token_ids", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"truncate_prompt_tokens", kBoth, kRefused, "null", kGone, NotOfferedYet},
+    {"audio", kChat, kRefused, "null", kGone, NotOfferedYet},
+    {"web_search_options", kChat, kRefused, "null", kGone, NotOfferedYet},
+    {"reasoning_effort", kChat, kRefused, "null", kGone, NotOfferedYet},
+    {"moderation", kChat, kRefused, "null", kGone, NotOfferedYet},
+    {"chat_template", kChat, kRefused, "null", "the operator's choice: --chat-template", NotOfferedYet},
+    {"documents", kChat, kRefused, "null", kGone, NotOfferedYet},
+};
+
+using Readers = std::unordered_map<std::string, FieldReader>;
+
+Readers MakeReaders(Endpoint endpoint) {
+  Readers readers;
+  for (const FieldSpec& field : kFields) {
+    if (IsFieldOf(field, endpoint)) readers.emplace(field.name, field.reader);
+  }
+  return readers;
 }
 
 }  // namespace
 
+std::span<const FieldSpec> ApiFields() { return kFields; }
+
+bool IsFieldOf(const FieldSpec& field, Endpoint endpoint) {
+  return field.of == FieldOf::kBoth || (field.of == FieldOf::kChat) == (endpoint == Endpoint::kChat);
+}
+
+const char* FieldSupportName(FieldSupport support) {
+  return support == FieldSupport::kHonoured ? "honoured" : support == FieldSupport::kRefused ? "refused" : "ignored";
+}
+
 FieldReader FindField(Endpoint endpoint, const std::string& name) {
-  const Table& own = endpoint == Endpoint::kChat ? ChatFields() : CompletionFields();
-  if (const auto found = own.find(name); found != own.end()) return found->second;
-  const auto found = SharedFields().find(name);
-  return found == SharedFields().end() ? nullptr : found->second;
+  static const Readers chat = MakeReaders(Endpoint::kChat), completion = MakeReaders(Endpoint::kCompletion);
+  const Readers& readers = endpoint == Endpoint::kChat ? chat : completion;
+  const auto found = readers.find(name);
+  return found == readers.end() ? nullptr : found->second;
 }
 
 }  // namespace loupe

@@ -17,6 +17,7 @@ enum class Endpoint { kChat, kCompletion };
 
 inline constexpr int kMaxPrompts = 128;       // in one completion request
 inline constexpr int kMaxChoices = 256;       // prompts times n
+inline constexpr int64_t kMaxTimeoutMs = 86'400'000;  // a day
 inline constexpr int kDefaultMaxTokens = 16;  // of /v1/completions, OpenAI's; chat goes on to the end of the context
 
 struct ApiPrompt {
@@ -58,7 +59,7 @@ absl::Status CheckConversation(const ApiRequest& request);
 // The messages of a chat, checked and normalised. `name` is the field's, for error messages.
 absl::StatusOr<nlohmann::ordered_json> ParseMessages(const std::string& name, const nlohmann::ordered_json& messages);
 
-// One field of a body; openai_fields.cpp has the table. Null when no field of that name is known at this endpoint.
+// One field of a body; openai_fields.h has the table. Null when no field of that name is known at this endpoint.
 using FieldReader = absl::Status (*)(const std::string& name, const nlohmann::ordered_json& value, ApiRequest* request);
 FieldReader FindField(Endpoint endpoint, const std::string& name);
 

@@ -16,6 +16,8 @@
 #include "server/openai_prompt.h"
 #include "server/openai_request.h"
 #include "server/openai_text.h"
+#include "server/openapi.h"
+#include "server/retry_after.h"
 #include "server/version.h"
 
 namespace loupe {
@@ -69,7 +71,6 @@ class OpenAiApi {
   HttpResponse Text(const HttpRequest& http, absl::StatusOr<Json> (*answer)(const Engine&, std::string_view)) const;
 
  private:
-  absl::StatusOr<Engine*> engine() const;
   absl::StatusOr<std::unique_ptr<Taken>> Take(Endpoint endpoint, const HttpRequest& http);
   absl::Status Submit(Engine& engine, const HttpRequest& http, const std::vector<std::vector<int32_t>>& prompts,
                       Taken* taken);
@@ -79,14 +80,6 @@ class OpenAiApi {
   std::once_flag measured_;
   int longest_token_bytes_ = 0;
 };
-
-absl::StatusOr<Engine*> OpenAiApi::engine() const {
-  Engine* engine = context_.engine;
-  if (engine != nullptr) return engine;
-  const int percent = static_cast<int>(100 * context_.lifecycle->progress());
-  return absl::UnavailableError(absl::StrCat("the model is being loaded (", PhaseName(context_.lifecycle->phase()),
-                                             ", ", percent, " %); try again soon"));
-}
 
 absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http,
                                const std::vector<std::vector<int32_t>>& prompts, Taken* taken) {
@@ -100,14 +93,14 @@ absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http,
       request.deadline = http.arrival + std::chrono::milliseconds(taken->request.timeout_ms);
   }
   auto streams = engine.SubmitAll(std::move(requests));
-  if (!streams.ok()) return streams.status();
+  if (!streams.ok()) return WithQueueWait(streams.status(), engine, *context_.metrics);
   taken->in_flight = context_.in_flight.Add({http.id, ShownId(taken->request.endpoint, http.id)}, *streams);
-  taken->streams.emplace(*std::move(streams));
+  taken->streams.emplace(*std::move(streams), http.account);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const HttpRequest& http) {
-  auto engine_now = engine();
+  auto engine_now = ServingEngine(context_);
   if (!engine_now.ok()) return engine_now.status();
   Engine& engine = **engine_now;
   auto taken = std::make_unique<Taken>();
@@ -115,10 +108,7 @@ absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const 
   if (!parsed.ok()) return parsed.status();
   taken->request = *std::move(parsed);
   ApiRequest& request = taken->request;
-  if (!request.model.empty() && request.model != context_.model_name) {
-    return absl::NotFoundError(absl::StrCat("model: \"", request.model.substr(0, 100),
-                                            "\" is not served here; this server has \"", context_.model_name, "\""));
-  }
+  if (auto status = CheckModel(context_, request.model); !status.ok()) return status;
   if (auto status = ValidateRequest(request.engine, engine.vocab_size()); !status.ok()) return status;
   std::call_once(measured_, [&] { longest_token_bytes_ = LongestTokenBytes(engine.tokenizer()); });
   const auto start = std::chrono::steady_clock::now();
@@ -137,6 +127,15 @@ absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const 
   }
   taken->answer = std::make_unique<Answer>(request, http.id, context_.model_name, *std::move(prompts));
   return taken;
+}
+
+// Null for now, or why the key may not ask more at present.
+absl::StatusOr<std::unique_ptr<Taken>> EnterKey(const HttpRequest& http, std::shared_ptr<void>* place) {
+  if (http.account == nullptr) return nullptr;
+  auto entered = http.account->Enter();
+  if (!entered.ok()) return entered.status();
+  *place = *std::move(entered);
+  return nullptr;
 }
 
 // What the access log may say of a refusal. A message about the request may quote what the client sent, so unless
@@ -158,7 +157,10 @@ void LogAnswer(const Answer& answer, FinishReason reason, Json* log) {
   (*log)["completion_tokens"] = answer.completion_tokens();
   (*log)["finish_reason"] = FinishReasonName(reason);
   (*log)["queue_s"] = t.queue;
+  (*log)["prefill_s"] = t.prefill;
+  (*log)["decode_s"] = t.decode;
   (*log)["first_token_s"] = t.first_token;
+  (*log)["policy"] = answer.choices().front().end.usage.kv.policy;
 }
 
 asio::awaitable<void> OpenAiApi::Complete(Endpoint endpoint, const HttpRequest& http, HttpExchange& exchange) {
@@ -170,13 +172,19 @@ asio::awaitable<void> OpenAiApi::Complete(Endpoint endpoint, const HttpRequest& 
     co_await exchange.Respond(std::move(refusal));
     co_return;
   }
-  absl::StatusOr<std::unique_ptr<Taken>> taken = absl::InternalError("not taken");
-  std::function<void()> take = [&] { taken = Take(endpoint, http); };
-  co_await exchange.Compute(std::move(take));
+  std::shared_ptr<void> place;  // among the requests that the key may have in flight
+  absl::StatusOr<std::unique_ptr<Taken>> taken = EnterKey(http, &place);
+  const bool beyond_key = !taken.ok();
+  if (!beyond_key) {
+    std::function<void()> take = [&] { taken = Take(endpoint, http); };
+    co_await exchange.Compute(std::move(take));
+  }
   if (!taken.ok()) {
     const bool loading = context_.engine == nullptr;
     context_.metrics->CountRequest(api, CodeClassOf(HttpStatusOf(taken.status())), FinishReason::kError);
-    context_.metrics->CountRejected(loading ? RejectReason::kLoading : RejectReasonOf(taken.status()));
+    context_.metrics->CountRejected(beyond_key ? RejectReason::kKeyLimit
+                                    : loading  ? RejectReason::kLoading
+                                               : RejectReasonOf(taken.status()));
     exchange.log["error"] = LoggedError(endpoint, taken.status(), context_.log_prompts);
     refusal = ErrorResponse(taken.status());
     co_await exchange.Respond(std::move(refusal));
@@ -198,22 +206,20 @@ Json OpenAiApi::ModelEntry(const Engine& engine) const {
 }
 
 HttpResponse OpenAiApi::Models() const {
-  const auto now = engine();
+  const auto now = ServingEngine(context_);
   if (!now.ok()) return ErrorResponse(now.status());
   return JsonResponse({{"object", "list"}, {"data", Json::array({ModelEntry(**now)})}});
 }
 
 HttpResponse OpenAiApi::Model(const HttpRequest& http) const {
-  const auto now = engine();
+  const auto now = ServingEngine(context_);
   if (!now.ok()) return ErrorResponse(now.status());
-  if (http.parameter == context_.model_name) return JsonResponse(ModelEntry(**now));
-  return ErrorResponse(
-      absl::NotFoundError(absl::StrCat("model: \"", http.parameter.substr(0, 100),
-                                       "\" is not served here; this server has \"", context_.model_name, "\"")));
+  const absl::Status served = CheckModel(context_, http.parameter);
+  return served.ok() ? JsonResponse(ModelEntry(**now)) : ErrorResponse(served);
 }
 
 HttpResponse OpenAiApi::Cancel(const HttpRequest& http) const {
-  const auto now = engine();
+  const auto now = ServingEngine(context_);
   if (!now.ok()) return ErrorResponse(now.status());
   if (context_.in_flight.Cancel(http.parameter)) return JsonResponse({{"id", http.parameter}, {"cancelled", true}});
   return ErrorResponse(404,
@@ -224,7 +230,7 @@ HttpResponse OpenAiApi::Text(const HttpRequest& http,
                              absl::StatusOr<Json> (*answer)(const Engine&, std::string_view)) const {
   HttpResponse refusal;
   if (!IsJsonBody(http, &refusal)) return refusal;
-  const auto now = engine();
+  const auto now = ServingEngine(context_);
   if (!now.ok()) return ErrorResponse(now.status());
   const auto json = answer(**now, http.body);
   return json.ok() ? JsonResponse(*json) : ErrorResponse(json.status());
@@ -252,15 +258,26 @@ HttpRouter OpenAiRoutes(ServerContext& context) {
   router.Add("POST", "/tokenize", Computed([api](const HttpRequest& http) { return api->Text(http, TokenizeBody); }));
   router.Add("POST", "/detokenize", Computed([api](const HttpRequest& http) { return api->Text(http, DetokenizeBody); }));
   router.Add("POST", "/apply-template", Computed([api](const HttpRequest& http) { return api->Text(http, ApplyTemplateBody); }));
-  router.Add("GET", "/health", Immediate([&context](const HttpRequest&) { return Readiness(context); }));
+  router.AddOpen("GET", "/health", Immediate([&context](const HttpRequest&) { return Readiness(context); }));
   router.Add("GET", "/version", Immediate([](const HttpRequest&) {
                return JsonResponse({{"version", kVersion}, {"commit", kCommit}});
+             }));
+  // Made once: it is the same as long as the server runs.
+  router.Add("GET", "/openapi.json",
+             Immediate([document = DumpJson(OpenApiDocument(context.keys != nullptr))](const HttpRequest&) {
+               HttpResponse response;
+               response.body = document;
+               return response;
              }));
   return router;
 }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(ServerContext& context, const std::string& address) {
-  return HttpServer::Start(context, OpenAiRoutes(context), address);
+  HttpServerOptions options;
+  options.keys = context.keys;
+  options.tls = context.tls;
+  options.cors = context.cors;
+  return HttpServer::Start(context, OpenAiRoutes(context), address, options);
 }
 
 }  // namespace loupe

@@ -12,6 +12,10 @@
 
 namespace loupe {
 
+class ApiKeys;     // server/api_keys.h
+class CorsPolicy;  // server/cors.h
+class TlsContext;  // server/tls.h
+
 struct ServerContext {
   std::string model_name;
   int64_t created_unix_s = 0;
@@ -22,9 +26,18 @@ struct ServerContext {
   int max_connections = 1024;
   Lifecycle* lifecycle = nullptr;
   Metrics* metrics = nullptr;
+  // Of the public listeners; null: none. The management listener has no key, no TLS and no web pages.
+  ApiKeys* keys = nullptr;
+  TlsContext* tls = nullptr;
+  const CorsPolicy* cors = nullptr;
   std::string config_json;          // --print-config, for /config
   std::atomic<Engine*> engine{nullptr};
   InFlight in_flight;               // by the ids that clients know, of both protocols
 };
+
+// UNAVAILABLE while there is no engine yet.
+absl::StatusOr<Engine*> ServingEngine(const ServerContext& context);
+// NOT_FOUND if a request names another model than the one served; empty names none.
+absl::Status CheckModel(const ServerContext& context, const std::string& model);
 
 }  // namespace loupe

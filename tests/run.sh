@@ -11,7 +11,7 @@ usage: tests/run.sh [--quick | --full] [--filter REGEX] [--list]
   (nothing)        lint; release build with all tests and the end-to-end tests; clang ASan+UBSan with the same tests and
                    10 s of each fuzzer; TSan on queues, pools and the engine with a scripted model
   --quick          lint and the release tests only (under 3 minutes after a build)
-  --full           also end-to-end under ASan, 120 s a fuzzer, and the quality and speed figures
+  --full           also end-to-end under ASan, 120 s a fuzzer, 10 minutes of schemathesis, and the quality and speed figures
   --filter REGEX   only suites whose name matches, e.g. --filter 'lint|release/kernels'
   --list           print the names of the suites (of the binaries built so far) and stop
 
@@ -103,6 +103,8 @@ stop_if_failed() { [ "$failed" = 0 ] || { summary; exit 1; }; }
 
 # Thread sanitizer runs what links no gRPC: its reports there are false (docs/testing.md).
 tsan_tests='thread_pool_test engine_unit_test engine_test sim_test'
+
+[ $mode != full ] || export LOUPE_TEST_FULL=1  # longer end-to-end tests
 
 if ! $list; then
   install_packages build model test

@@ -7,7 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/load/load_model.h"
+#include "server/api_keys.h"
 #include "server/commands/command.h"
+#include "server/cors.h"
 #include "server/descriptors.h"
 #include "server/grpc_service.h"
 #include "server/http_server.h"
@@ -18,6 +20,7 @@
 #include "server/read_input.h"
 #include "server/server_context.h"
 #include "server/stop_source.h"
+#include "server/tls.h"
 #include "spdlog/spdlog.h"
 
 namespace loupe {
@@ -32,6 +35,8 @@ struct ServeOptions {
   int64_t max_body_bytes = int64_t{16} << 20;
   int max_connections = 1024;
   int drain_propagation_s = 0, drain_max_s = 120;
+  std::string api_keys_file, cors_origins;
+  TlsFiles tls;
   bool strict_fields = false, log_prompts = false, help_kv = false;
 };
 
@@ -40,6 +45,9 @@ struct Process {
   StopSource stop;
   Lifecycle lifecycle;
   std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<ApiKeys> keys;
+  std::unique_ptr<TlsContext> tls;
+  CorsPolicy cors;
   ServerContext context;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<HttpServer> management, http;
@@ -63,6 +71,28 @@ absl::Status CheckOptions(ServeOptions* options) {
     }
     options->engine.chat_template = *std::move(text);
   }
+  return absl::OkStatus();
+}
+
+// Who may call, and how: keys, certificates, web pages.
+absl::Status OpenAccess(const ServeOptions& options, Process* process) {
+  if (!options.api_keys_file.empty()) {
+    auto keys = ApiKeys::Load(options.api_keys_file);
+    if (!keys.ok()) return keys.status();
+    process->keys = *std::move(keys);
+    process->context.keys = process->keys.get();
+  }
+  if (!options.tls.empty()) {
+    auto tls = TlsContext::Load(options.tls);
+    if (!tls.ok()) return tls.status();
+    process->tls = *std::move(tls);
+    process->context.tls = process->tls.get();
+  }
+  if (options.cors_origins.empty()) return absl::OkStatus();
+  auto cors = CorsPolicy::Parse(options.cors_origins);
+  if (!cors.ok()) return cors.status();
+  process->cors = *std::move(cors);
+  process->context.cors = &process->cors;
   return absl::OkStatus();
 }
 
@@ -185,7 +215,8 @@ int Run(ServeOptions options, const Command& command) {
   context.lifecycle = &process.lifecycle;
   context.metrics = process.metrics.get();
   context.config_json = command.options->ToJson(2);
-  const absl::Status opened = OpenListeners(options, &process);
+  absl::Status opened = OpenAccess(options, &process);
+  if (opened.ok()) opened = OpenListeners(options, &process);
   if (!opened.ok()) return Fail(opened);
 
   absl::Status loaded;
@@ -211,6 +242,18 @@ int Run(ServeOptions options, const Command& command) {
   return kExitOk;
 }
 
+void AddAccessOptions(CLI::App* app, ServeOptions* o) {
+  app->add_option("--api-keys", o->api_keys_file, "file of 'name: key' lines; then every route but /health needs a key")
+      ->type_name("FILE");
+  app->add_option("--tls-cert", o->tls.cert, "PEM certificate chain: HTTP and gRPC speak TLS; read again when it changes")
+      ->type_name("FILE");
+  app->add_option("--tls-key", o->tls.key, "PEM key of --tls-cert")->type_name("FILE");
+  app->add_option("--tls-client-ca", o->tls.client_ca, "PEM authorities: clients must show a certificate of theirs")
+      ->type_name("FILE");
+  app->add_option("--cors-origins", o->cors_origins, "web origins that may call, separated by commas; * for all")
+      ->type_name("LIST");
+}
+
 void AddServeOptions(CLI::App* app, ServeOptions* o) {
   AddModelOptions(app, &o->model, &o->engine);
   app->add_option("--model-name", o->model_name, "name that clients use; the file's name if empty");
@@ -226,6 +269,7 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
   app->add_flag("--help-kv", o->help_kv, "print every KV policy with its parameters, then stop");
   app->add_flag("--allow-baselines", o->engine.allow_baselines, "offer KV policies that only serve as comparison");
   app->add_option("--chat-template", o->chat_template_file, "Jinja file in place of the model's own template")->type_name("FILE");
+  AddAccessOptions(app, o);
   AddSizeOption(app, "--max-body-bytes", &o->max_body_bytes, false, "largest HTTP body");
   app->add_option("--max-connections", o->max_connections, "open HTTP connections")->check(CLI::Range(1, 1 << 20));
   app->add_option("--drain-propagation-s", o->drain_propagation_s, "on SIGTERM: seconds to go on accepting while unready")
