@@ -12,7 +12,7 @@ usage: deploy/quickstart.sh [--once] [--model PATH] [--http HOST:PORT] [--device
   --once             answer one question, drain, exit 0 (also without a terminal)
   --model PATH       a GGUF file in place of the default model
   --http HOST:PORT   where to serve (127.0.0.1:8000)
-  --device DEVICE    auto, cpu or cuda; this version computes on the CPU
+  --device DEVICE    auto, cpu or cuda; auto takes a GPU if one and the CUDA compiler are there
   --build-only       stop after the build
 
 example: ./deploy/quickstart.sh --once
@@ -37,14 +37,19 @@ done
 [ -t 0 ] && [ -t 1 ] || once=true
 case $device in
   auto | cpu) ;;
-  cuda) echo "error: --device cuda: this version has no CUDA backend yet; use --device cpu" >&2; exit 2 ;;
+  cuda) [ -x "${CUDACXX:-/usr/local/cuda/bin/nvcc}" ] || command -v nvcc >/dev/null || die "--device cuda needs the CUDA 13 compiler (nvcc); install the toolkit, or use --device cpu" ;;
   *) echo "error: unknown device '$device' (auto, cpu, cuda)" >&2; exit 2 ;;
 esac
 
 install_packages build model
-step "configuring" "Read the log above; a missing package belongs into deploy/dependencies.txt." cmake --preset release
-step "building build/release/loupe" "Fix what the compiler says, then run this again: it goes on where it stopped." \
-  cmake --build --preset release --target loupe
+# CUDA is compiled in only if it is asked for, or if a GPU and the compiler are there.
+preset=release
+if [ "$device" = cuda ] || { [ "$device" = auto ] && command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1 && [ -x "${CUDACXX:-/usr/local/cuda/bin/nvcc}" ]; }; then
+  preset=cuda
+fi
+step "configuring" "Read the log above; a missing package belongs into deploy/dependencies.txt." cmake --preset $preset
+step "building build/$preset/loupe" "Fix what the compiler says, then run this again: it goes on where it stopped." \
+  cmake --build --preset $preset --target loupe
 $build_only && exit 0
 if [ -z "$model" ]; then
   fetch_model
@@ -53,7 +58,7 @@ fi
 [ -e "$model" ] || { echo "error: no such model file: $model" >&2; exit 2; }
 
 mkdir -p "$LOG_DIR"
-build/release/loupe serve --model "$model" --http "$http" --device "$device" 2>"$LOG_DIR/serve.log" &
+build/$preset/loupe serve --model "$model" --http "$http" --device "$device" 2>"$LOG_DIR/serve.log" &
 server=$!
 stop() { kill -TERM "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; }
 trap stop EXIT

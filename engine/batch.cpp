@@ -20,15 +20,14 @@ absl::StatusOr<std::unique_ptr<StepBatch>> StepBatch::Create(Backend& backend, i
   batch->max_rows_ = max_rows;
   batch->max_sequences_ = max_sequences;
   batch->vocab_size_ = vocab_size;
-  const auto take = [&](int64_t count, std::unique_ptr<DeviceBuffer>* out) {
-    auto buffer = backend.Allocate(count * 4);
-    if (buffer.ok()) *out = *std::move(buffer);
-    return buffer.status();
-  };
-  if (absl::Status s = take(max_rows, &batch->ids_); !s.ok()) return s;
-  if (absl::Status s = take(max_rows, &batch->target_rows_); !s.ok()) return s;
-  if (absl::Status s = take(max_sequences, &batch->logit_rows_); !s.ok()) return s;
-  if (absl::Status s = take(int64_t{max_sequences} * vocab_size, &batch->logits_); !s.ok()) return s;
+  batch->backend_ = &backend;
+  absl::Status s = batch->ids_.Ensure(backend, int64_t{max_rows} * 4);
+  for (MirroredBuffer* b : {&batch->target_rows_, &batch->targets_, &batch->surprisal_}) {
+    if (s.ok()) s = b->Ensure(backend, int64_t{max_rows} * 4);
+  }
+  if (s.ok()) s = batch->logit_rows_.Ensure(backend, int64_t{max_sequences} * 4);
+  if (s.ok()) s = batch->logits_.Ensure(backend, int64_t{max_sequences} * vocab_size * 4);
+  if (!s.ok()) return s;
   return batch;
 }
 
@@ -41,8 +40,8 @@ void StepBatch::FillKvItems(const std::vector<BatchItem>& items, std::vector<KvS
 }
 
 void StepBatch::Build(const std::vector<BatchItem>& items) {
-  auto* ids = static_cast<int32_t*>(ids_->data());
-  auto* logit_rows = static_cast<int32_t*>(logit_rows_->data());
+  auto* ids = ids_.host<int32_t>();
+  auto* logit_rows = logit_rows_.host<int32_t>();
   sampled_.clear();
   int row = 0;
   const auto add = [&](const BatchItem& item, int rows) {
@@ -74,52 +73,69 @@ int TargetRows(const BatchItem& item) {
 }  // namespace
 
 void StepBatch::BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache) {
-  targets_.clear();
-  auto* rows = static_cast<int32_t*>(target_rows_->data());
+  num_targets_ = 0;
   int32_t row = 0;
   for (const BatchItem& item : items) {
     const EngineSequence& s = *item.sequence;
-    for (int i = 0; i < TargetRows(item) && cache.WantsSurprisal(s.kv()); ++i) {
-      rows[targets_.size()] = row + i;
-      targets_.push_back(s.token(s.num_computed() + i + 1));
+    for (int i = 0; i < TargetRows(item) && cache.WantsSurprisal(s.kv()); ++i, ++num_targets_) {
+      target_rows_.host<int32_t>()[num_targets_] = row + i;
+      targets_.host<int32_t>()[num_targets_] = s.token(s.num_computed() + i + 1);
     }
     row += item.prompt_rows;
   }
-  surprisal_.resize(targets_.size());
 }
 
-void StepBatch::GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache) const {
+void StepBatch::GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache, Stream& stream) const {
+  if (num_targets_ > 0) {
+    surprisal_.Download(*backend_, 0, int64_t{num_targets_} * 4, stream);
+    stream.Synchronize().IgnoreError();  // a device that has failed says so at the end of the step
+  }
   size_t at = 0;
   for (const BatchItem& item : items) {
     if (item.prompt_rows == 0 || !cache.WantsSurprisal(item.sequence->kv())) continue;
     const float none = 0;  // nothing precedes the first token
     if (item.sequence->num_computed() == 0) cache.AddSurprisal(item.sequence->kv(), {&none, 1});
     const size_t count = static_cast<size_t>(TargetRows(item));
-    cache.AddSurprisal(item.sequence->kv(), {surprisal_.data() + at, count});
+    cache.AddSurprisal(item.sequence->kv(), {surprisal_.host<float>() + at, count});
     at += count;
   }
 }
 
-Tensor StepBatch::target_rows() const {
-  return targets_.empty() ? Tensor{} : MakeTensor(target_rows_->data(), DType::kI32, static_cast<int64_t>(targets_.size()));
+SurprisalTargets StepBatch::targets() const {
+  if (num_targets_ == 0) return {};
+  SurprisalTargets targets;
+  targets.rows = MakeTensor(target_rows_.device<int32_t>(), DType::kI32, num_targets_);
+  targets.ids = MakeTensor(targets_.device<int32_t>(), DType::kI32, num_targets_);
+  targets.surprisal = MakeTensor(surprisal_.device<float>(), DType::kF32, num_targets_);
+  targets.block = MakeTensor(logits_.device<float>(), DType::kF32, max_sequences_, vocab_size_);
+  targets.block.rank = 2;
+  return targets;
 }
 
-Tensor StepBatch::logit_block() const {
-  Tensor t = MakeTensor(logits_->data(), DType::kF32, max_sequences_, vocab_size_);
-  t.rank = 2;
-  return t;
+void StepBatch::Upload(Stream& stream) {
+  ids_.Upload(*backend_, 0, int64_t{num_rows_} * 4, stream);
+  logit_rows_.Upload(*backend_, 0, static_cast<int64_t>(sampled_.size()) * 4, stream);
+  target_rows_.Upload(*backend_, 0, int64_t{num_targets_} * 4, stream);
+  targets_.Upload(*backend_, 0, int64_t{num_targets_} * 4, stream);
 }
 
-Tensor StepBatch::ids() const { return MakeTensor(ids_->data(), DType::kI32, num_rows_); }
+void StepBatch::DownloadLogits(Stream& stream) {
+  logits_.Download(*backend_, 0, static_cast<int64_t>(sampled_.size()) * vocab_size_ * 4, stream);
+}
+
+Tensor StepBatch::ids() const { return MakeTensor(ids_.device<int32_t>(), DType::kI32, num_rows_); }
 
 Tensor StepBatch::logit_rows() const {
-  return sampled_.empty() ? Tensor{} : MakeTensor(logit_rows_->data(), DType::kI32, static_cast<int64_t>(sampled_.size()));
+  if (sampled_.empty()) return {};
+  return MakeTensor(logit_rows_.device<int32_t>(), DType::kI32, static_cast<int64_t>(sampled_.size()));
 }
 
-Tensor StepBatch::logits() const {
-  Tensor t = MakeTensor(logits_->data(), DType::kF32, static_cast<int64_t>(sampled_.size()), vocab_size_);
+Tensor StepBatch::LogitsAt(float* data) const {
+  Tensor t = MakeTensor(data, DType::kF32, static_cast<int64_t>(sampled_.size()), vocab_size_);
   t.rank = 2;
   return t;
 }
+Tensor StepBatch::logits() const { return LogitsAt(logits_.device<float>()); }
+Tensor StepBatch::host_logits() const { return LogitsAt(logits_.host<float>()); }
 
 }  // namespace loupe

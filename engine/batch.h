@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/model/decoder.h"
 #include "engine/sequence.h"
 #include "kernels/backend.h"
+#include "kernels/mirrored_buffer.h"
 #include "kvcache/kv_cache.h"
 
 namespace loupe {
@@ -30,33 +32,36 @@ class StepBatch {
   static void FillKvItems(const std::vector<BatchItem>& items, std::vector<KvStepItem>* kv_items);
   // Fills the arrays. Samples whose known tokens are all in the cache after the step, and that want a token, get logits.
   void Build(const std::vector<BatchItem>& items);
+  // Asks for the surprisal of the prompt tokens that follow this step's rows of these items, which are part of the batch.
+  void BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache);
+  // Between the host, where Build writes and logits are read, and the device, where the pass works.
+  void Upload(Stream& stream);
+  void DownloadLogits(Stream& stream);
 
   int num_rows() const { return num_rows_; }
   int prompt_rows() const { return prompt_rows_; }
-  // Asks for the surprisal of the prompt tokens that follow this step's rows of these items, which are part of the batch.
-  void BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache);
-  // What was asked: rows, the tokens that follow them, and where the surprisal goes; and working memory for it.
-  Tensor target_rows() const;  // [m] i32, undefined if m = 0
-  const std::vector<int32_t>& targets() const { return targets_; }
-  std::vector<float>& surprisal() { return surprisal_; }
-  Tensor logit_block() const;  // all of the logits' memory
-  // Hands the surprisal to the cache, before the step is committed.
-  void GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache) const;
+  // What was asked, on the device; the block is the logits' memory.
+  SurprisalTargets targets() const;
+  // Hands the surprisal to the cache, before the step is committed; waits for the device if any was asked.
+  void GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache, Stream& stream) const;
 
   // Whose logits row i holds.
   const std::vector<EngineSequence*>& sampled() const { return sampled_; }
   int logit_prompt_rows() const { return logit_prompt_rows_; }
-  Tensor ids() const;         // [T] i32
-  Tensor logit_rows() const;  // [n] i32, undefined if n = 0
-  Tensor logits() const;      // [n, V] f32
+  Tensor ids() const;          // [T] i32 on the device
+  Tensor logit_rows() const;   // [n] i32 on the device, undefined if n = 0
+  Tensor logits() const;       // [n, V] f32 on the device
+  Tensor host_logits() const;  // the same on the host, once downloaded
 
  private:
   StepBatch() = default;
 
+  Tensor LogitsAt(float* data) const;
+
+  Backend* backend_ = nullptr;
   int max_rows_ = 0, max_sequences_ = 0, vocab_size_ = 0;
-  std::unique_ptr<DeviceBuffer> ids_, logit_rows_, logits_, target_rows_;
-  std::vector<int32_t> targets_;
-  std::vector<float> surprisal_;
+  MirroredBuffer ids_, logit_rows_, logits_, target_rows_, targets_, surprisal_;
+  int num_targets_ = 0;
   std::vector<EngineSequence*> sampled_;
   int num_rows_ = 0, prompt_rows_ = 0, logit_prompt_rows_ = 0;
 };

@@ -38,7 +38,9 @@ absl::StatusOr<CoreLimits> ResolveLimits(const EngineConfig& config, const StepM
   limits.max_queue = config.max_queue;
   const BackendInfo info = backend.Info();
   int64_t bytes = config.kv_device_bytes;
-  if (bytes == 0) bytes = std::min(info.memory_bytes / 4, info.memory_available_bytes);
+  if (bytes == 0) {
+    bytes = info.host_memory ? std::min(info.memory_bytes / 4, info.memory_available_bytes) : info.memory_available_bytes / 10 * 9;
+  }
   limits.kv_device_bytes = bytes / kSlabBytes * kSlabBytes;
   if (limits.kv_device_bytes < kSlabBytes) {
     return absl::InvalidArgumentError(absl::StrCat("the KV cache would have ", bytes, " bytes of ", info.memory_available_bytes,
@@ -91,7 +93,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& confi
   std::unique_ptr<Engine> engine(new Engine());
   Impl& impl = *engine->impl_;
   impl.backend = std::move(model.backend);
-  impl.model = MakeStepModel(std::move(model.decoder));
+  impl.model = MakeStepModel(std::move(model.decoder), *impl.backend);
   impl.tokenizer = std::move(model.tokenizer);
   impl.chat_template = std::move(model.chat_template);
   if (!impl.chat_template) {

@@ -12,7 +12,7 @@ namespace loupe {
 
 struct EngineConfig {
   BackendOptions backend;
-  int64_t kv_device_bytes = 0;   // 0: auto, 25 % of RAM on the CPU
+  int64_t kv_device_bytes = 0;   // 0: auto, 25 % of RAM on the CPU, 90 % of the free memory of a GPU
   int max_context = 0;           // 0: the model's
   int max_sequences = 64;        // samples computed at a time
   int max_step_tokens = 512;     // rows of a step

@@ -155,6 +155,7 @@ void EngineCore::PublishStats() {
   stats.requests_waiting = static_cast<int>(
       std::count_if(waiting_.begin(), waiting_.end(), [](const SequencePtr& s) { return s->request().started; }));
   stats.weight_bytes = parts_.model->weight_bytes();
+  stats.graph_bytes = parts_.model->graph_bytes();
   stats.kv = cache_->Stats();
   queue_.Publish(stats);
 }

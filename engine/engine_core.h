@@ -103,7 +103,8 @@ class EngineCore {
   bool ReserveStep();
   EngineSequence* LowestRunning() const;
   void GiveUp(EngineSequence& sequence, const absl::Status& status);
-  void Compute();
+  absl::Status Compute();
+  void FailDevice(const absl::Status& status);
   void AfterCommit();
   void SampleAll();
   void SampleOne(EngineSequence& sequence, std::span<float> logits);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kvcache/kv_cache.h"
 
@@ -19,6 +20,8 @@ struct EngineStats {
   int64_t steps = 0;
   double last_step_age_s = 0;  // for liveness: grows while work waits and no step ends
   int64_t weight_bytes = 0;    // resident weights
+  int64_t graph_bytes = 0;     // device memory of recorded steps
+  std::string failure;         // why nothing will ever be computed again; empty: all is well
   KvStats kv;
 };
 

@@ -30,10 +30,13 @@ EngineCore::Outcome EngineCore::Step() {
   if (!running_.empty() || !waiting_.empty()) {
     Apply(Plan());
     if (ReserveStep()) {
-      Compute();
-      AfterCommit();
-      SampleAll();
-      Report(SecondsBetween(begin, step_end_));
+      if (const absl::Status status = Compute(); status.ok()) {
+        AfterCommit();
+        SampleAll();
+        Report(SecondsBetween(begin, step_end_));
+      } else {
+        FailDevice(status);
+      }
     }
     RemoveRetired();
   }
@@ -172,7 +175,7 @@ void EngineCore::GiveUp(EngineSequence& sequence, const absl::Status& status) {
   RemoveRetired();
 }
 
-void EngineCore::Compute() {
+absl::Status EngineCore::Compute() {
   batch_->Build(items_);
   DecoderStep step;
   step.ids = batch_->ids();
@@ -182,15 +185,28 @@ void EngineCore::Compute() {
   step.logit_prompt_rows = batch_->logit_prompt_rows();
   if (step.logit_rows.defined()) step.logits = batch_->logits();
   batch_->BuildTargets(items_, *cache_);
-  step.target_rows = batch_->target_rows();
-  step.targets = batch_->targets().data();
-  step.surprisal = batch_->surprisal().data();
-  step.block = batch_->logit_block();
+  step.targets = batch_->targets();
+  batch_->Upload(*stream_);
   parts_.model->Forward(step, *stream_);
-  batch_->GiveSurprisal(items_, *cache_);
+  batch_->DownloadLogits(*stream_);
+  batch_->GiveSurprisal(items_, *cache_, *stream_);
   cache_->Commit(kv_batch_, *stream_);
-  stream_->Synchronize();
+  const absl::Status status = stream_->Synchronize();
   step_end_ = parts_.clock->Now();
+  return status;
+}
+
+// The device is gone for good: what is in flight ends with the reason, and nothing new is let in.
+void EngineCore::FailDevice(const absl::Status& status) {
+  spdlog::critical("{}", std::string(status.message()));
+  queue_.Fail(status);
+  for (auto* list : {&running_, &waiting_}) {
+    for (const SequencePtr& sequence : *list) {
+      const std::vector<SequencePtr> siblings = std::exchange(sequence->request().siblings, {});
+      Finish(*sequence, {FinishReason::kError, ""}, status);
+      for (const SequencePtr& sibling : siblings) Finish(*sibling, {FinishReason::kError, ""}, status);
+    }
+  }
 }
 
 void EngineCore::AfterCommit() {
@@ -215,7 +231,7 @@ void EngineCore::AfterCommit() {
 }
 
 void EngineCore::SampleAll() {
-  const Tensor logits = batch_->logits();
+  const Tensor logits = batch_->host_logits();
   const std::vector<EngineSequence*>& sampled = batch_->sampled();
   for (size_t i = 0; i < sampled.size(); ++i) {
     // Rows of ids that the tokenizer does not know are cut off.

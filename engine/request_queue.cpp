@@ -15,6 +15,7 @@ absl::Status RequestQueue::Push(std::vector<Submission> submissions) {
   const int count = static_cast<int>(submissions.size());
   {
     const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return failure_;
     if (draining_ || stop_) return absl::UnavailableError("the server is draining; send the request to another one");
     if (count > max_waiting_) {
       return absl::InvalidArgumentError(absl::StrCat("prompt: has ", count, " prompts, but at most ", max_waiting_,
@@ -80,6 +81,7 @@ EngineStats RequestQueue::Stats() const {
   const SteadyTime now = clock_.Now();
   const std::lock_guard lock(mutex_);
   EngineStats stats = published_;
+  stats.failure = std::string(failure_.message());
   stats.requests_waiting += num_waiting_;
   SteadyTime oldest = now;
   for (const auto& [id, entry] : in_flight_) {
@@ -129,6 +131,11 @@ void RequestQueue::OnEnded(int count) {
     if (num_unended_ > 0) return;
   }
   idle_.notify_all();
+}
+
+void RequestQueue::Fail(const absl::Status& status) {
+  const std::lock_guard lock(mutex_);
+  failure_ = status;
 }
 
 void RequestQueue::Publish(const EngineStats& stats) {

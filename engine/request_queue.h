@@ -33,7 +33,7 @@ class RequestQueue {
 
   // ---- any thread
   // All or none. ALREADY_EXISTS: an id is in flight; RESOURCE_EXHAUSTED: full; INVALID_ARGUMENT: more than ever fit;
-  // UNAVAILABLE: draining.
+  // UNAVAILABLE: draining, or the device has failed.
   absl::Status Push(std::vector<Submission> submissions);
   bool Cancel(const std::string& id);
   void BeginDrain();
@@ -60,6 +60,8 @@ class RequestQueue {
   void OnEnded(int count);
   // What only the step thread knows of the statistics; the rest is filled in by Stats.
   void Publish(const EngineStats& stats);
+  // The device has failed: from now on Push answers with this status.
+  void Fail(const absl::Status& status);
 
  private:
   struct InFlight {
@@ -80,6 +82,7 @@ class RequestQueue {
   int num_waiting_ = 0;
   int num_unended_ = 0;  // accepted and not yet told the end
   bool draining_ = false, abort_ = false, stop_ = false;
+  absl::Status failure_;
   EngineStats published_;
   SteadyTime last_progress_{};  // end of a step, or the moment work came to an idle engine
 };

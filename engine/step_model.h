@@ -20,9 +20,12 @@ class StepModel {
   virtual int max_context() const = 0;
   virtual int64_t weight_bytes() const = 0;           // resident
   virtual int64_t weight_bytes_per_step() const = 0;  // read by one pass
+  virtual int64_t graph_bytes() const { return 0; }   // device memory of recorded steps
 };
 
-// The real one. Takes the decoder over.
-std::unique_ptr<StepModel> MakeStepModel(std::unique_ptr<Decoder> decoder);
+// The real one. Takes the decoder over; the backend, which it was made from, outlives it.
+std::unique_ptr<StepModel> MakeStepModel(std::unique_ptr<Decoder> decoder, Backend& backend);
+// The same around a decoder that somebody else keeps alive.
+std::unique_ptr<StepModel> MakeStepModel(Decoder& decoder, Backend& backend);
 
 }  // namespace loupe

@@ -168,6 +168,13 @@ struct MergeEntriesArgs {
   void* arena = nullptr;
 };
 
+// How unexpected a token is: out[i] = -log softmax(logits[i])[ids[i]], in nats. A maximum, then a sum in double or better.
+struct SurprisalArgs {
+  Tensor logits;  // [n, V] f32
+  Tensor ids;     // [n] i32 in [0, V)
+  Tensor out;     // [n] f32
+};
+
 // Copies rows: out[i] = x[rows[i]].
 struct GatherRowsArgs {
   Tensor x;     // [T, E] f32

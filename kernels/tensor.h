@@ -44,12 +44,4 @@ inline Tensor MakeTensor(void* data, DType dtype, int64_t d0, int64_t d1 = 1, in
   return t;
 }
 
-// Work given to one stream runs in order. The CPU backend runs each op before the call returns.
-class Stream {
- public:
-  virtual ~Stream() = default;
-  // Returns once everything given to the stream so far has run.
-  virtual void Synchronize() = 0;
-};
-
 }  // namespace loupe

@@ -2,8 +2,8 @@
 // pass by KvCache::Reserve and given to the device as flat arrays; nothing in it is read back in mid-step. Its buffers
 // grow to the largest step seen and stay, so a step allocates nothing after warm-up. Internal to kvcache/.
 //
-// Arrays per layer lie one after the other, layer 0 first. On a device with memory of its own the filled part is one
-// upload a step; here the device buffers are written directly.
+// Arrays per layer lie one after the other, layer 0 first; list_begin counts pages of all layers. The pointers below are
+// the host's; ops get the same places on the device side (Device), which Begin fills by one upload an array.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,12 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/mirrored_buffer.h"
 #include "kvcache/block_table.h"
 #include "kvcache/kv_cache.h"
 #include "kvcache/page_pool.h"
 
 namespace loupe {
-
-// Device memory that only grows.
-class GrowingBuffer {
- public:
-  // Contents are kept. The backend's RESOURCE_EXHAUSTED is passed on.
-  absl::Status Ensure(Backend& backend, int64_t bytes);
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  int64_t bytes() const { return buffer_ ? buffer_->bytes() : 0; }
-
- private:
-  std::unique_ptr<DeviceBuffer> buffer_;
-  void* data_ = nullptr;
-};
 
 // The rows of one item: `num_prompt` from prompt_begin on, then `num_decode` from decode_begin on.
 struct StepItem {
@@ -73,11 +58,13 @@ struct KvBatch::State {
   bool wants_probability = false;
   bool wants_rows = false;  // query rows, columns or output norms are read in Attend
   bool in_flight = false;
+  bool begun = false;
 
-  GrowingBuffer row_buffer;   // everything that is sized by rows and lists
-  GrowingBuffer page_buffer;  // PageRefs of all layers
-  GrowingBuffer mass_buffer;
-  GrowingBuffer probability_buffer;
+  MirroredBuffer row_buffer;   // everything that is sized by rows and lists
+  MirroredBuffer page_buffer;  // PageRefs of all layers
+  MirroredBuffer mass_buffer;
+  MirroredBuffer probability_buffer;
+  int64_t row_bytes = 0;       // in use of row_buffer
   int32_t* positions = nullptr;      // [T]
   int32_t* row_sequence = nullptr;   // [T]
   int32_t* list_begin = nullptr;     // [layers, B * G + 1]
@@ -85,6 +72,11 @@ struct KvBatch::State {
   int32_t* visible_end = nullptr;    // [layers, T, G]
   PageRef* slots = nullptr;          // [layers, T, G]
 
+  // The device side of a place in row_buffer.
+  template <class T>
+  T* Device(T* host) const {
+    return reinterpret_cast<T*>(row_buffer.device<char>() + (reinterpret_cast<char*>(host) - row_buffer.host<char>()));
+  }
   // Forgets the step, keeps the memory.
   void Clear();
 };

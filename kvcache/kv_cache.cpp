@@ -56,9 +56,20 @@ KvBatch& KvBatch::operator=(KvBatch&& other) noexcept {
   LOUPE_CHECK(!state_ || !state_->in_flight) << "a reserved batch is overwritten; commit or abandon it first";
   num_rows = other.num_rows;
   prompt_rows = other.prompt_rows;
+  num_items = other.num_items;
   positions = other.positions;
   state_ = std::move(other.state_);
   return *this;
+}
+
+bool KvBatch::recordable() const {
+  const auto set = [](const Tensor& pages) { return pages.defined(); };
+  return prompt_rows == 0 && !state_->wants_mass && !state_->wants_probability && !state_->wants_rows &&
+         std::none_of(state_->extra_pages.begin(), state_->extra_pages.end(), set);
+}
+// Positions lie first in the row buffer; the table of pages has a buffer of its own.
+std::pair<const void*, const void*> KvBatch::place() const {
+  return {state_->row_buffer.device<char>(), state_->page_buffer.device<char>()};
 }
 
 KvCache::Impl::Impl(const KvConfig& kv_config, const KvShape& kv_shape, Backend& kv_backend, std::unique_ptr<SlabArena> slab_arena)
@@ -73,9 +84,11 @@ absl::Status KvCache::Impl::LoadSinks() {
   auto buffer = backend.Allocate(int64_t{shape.num_layers} * shape.num_heads * 4);
   if (!buffer.ok()) return buffer.status();
   sinks = *std::move(buffer);
-  float* to = static_cast<float*>(sinks->data());
-  for (const std::vector<float>& layer : shape.sinks) to = std::copy(layer.begin(), layer.end(), to);
-  return absl::OkStatus();
+  std::vector<float> values;
+  for (const std::vector<float>& layer : shape.sinks) values.insert(values.end(), layer.begin(), layer.end());
+  const std::unique_ptr<Stream> stream = backend.NewStream();
+  backend.Copy(sinks->data(), values.data(), static_cast<int64_t>(values.size() * sizeof(float)), *stream);
+  return stream->Synchronize();
 }
 
 Sequence& KvCache::Impl::Get(SeqId seq) const {
@@ -158,6 +171,11 @@ void KvCache::Close(SeqId seq) { impl_->Close(seq); }
 int KvCache::num_tokens(SeqId seq) const { return impl_->Get(seq).num_tokens; }
 
 absl::Status KvCache::Reserve(std::span<const KvStepItem> items, KvBatch* batch) { return impl_->Reserve(items, batch); }
+void KvCache::Begin(KvBatch& batch, Stream& stream) { impl_->Begin(batch.state_.get(), stream); }
+void KvCache::SetRun(KvBatch& batch, bool run) {
+  LOUPE_CHECK(batch.recordable() && batch.state_->begun) << "a step that cannot be recorded";
+  std::fill(batch.state_->appended.begin(), batch.state_->appended.end(), run ? 1 : 0);
+}
 void KvCache::Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream) {
   impl_->Append(batch.state_.get(), layer, k, v, stream);
 }

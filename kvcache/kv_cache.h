@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -45,7 +46,13 @@ class KvBatch {
 
   int num_rows = 0;
   int prompt_rows = 0;
-  Tensor positions;  // [T] i32 position of each row in its sequence; valid until the batch is committed or abandoned
+  int num_items = 0;
+  Tensor positions;  // [T] i32 position of each row in its sequence, on the device; valid until commit or abandon
+
+  // Whether the step's ops may be recorded: they read nothing but arrays at fixed places. `place` tells such steps apart:
+  // equal places and numbers of rows mean equal pointers.
+  bool recordable() const;
+  std::pair<const void*, const void*> place() const;
 
  private:
   friend class KvCache;
@@ -106,6 +113,10 @@ class KvCache {
   // All pages that the step will write, or nothing: RESOURCE_EXHAUSTED with bytes asked and free. INVALID_ARGUMENT if
   // the step has more rows than max_step_rows, or several decode rows of a sequence whose policy asks for masses.
   absl::Status Reserve(std::span<const KvStepItem> items, KvBatch* batch);
+  // What the step's ops read goes to the device; pages that moved take their entries along. Append does it if nobody has.
+  void Begin(KvBatch& batch, Stream& stream);
+  // Whether Append and Attend count as done for all layers: a recorded run of them stands for the calls.
+  void SetRun(KvBatch& batch, bool run);
   void Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream);  // [T, G, D] f32
   void Attend(KvBatch& batch, int layer, const Tensor& q, const Tensor& out, Stream& stream);  // [T, H, D] f32
   // Pages that a layer's lists attend to beside their own, in this step only (AttendArgs.extra_pages): lists in the order

@@ -42,6 +42,7 @@ struct KvCache::Impl {
   absl::Status PrepareSignals(KvBatch::State* state);
 
   // kv_step.cpp
+  void Begin(KvBatch::State* state, Stream& stream);
   void Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream);
   void Attend(KvBatch::State* state, int layer, const Tensor& q, const Tensor& out, Stream& stream);
   void Commit(KvBatch::State* state, Stream& stream);
@@ -52,7 +53,8 @@ struct KvCache::Impl {
   // kv_signals.cpp
   void NarrowSignals(Sequence* sequence, const Signals& wanted) const;
   void ReadRows(const KvBatch::State& state, int item, int layer, const AttendArgs& args, Stream& stream);
-  void CaptureQueries(Sequence& sequence, int layer, const float* q, int64_t stride, int first_position, int rows) const;
+  const float* RowsOnHost(const Tensor& t, int first, int rows, Stream& stream);
+  void CaptureQueries(Sequence& sequence, int layer, const Tensor& q, int first_row, int first_position, int rows, Stream& stream);
   void SumColumns(const KvBatch::State& state, int item, int layer, const AttendArgs& args, Stream& stream);
   void CommitSignals(Sequence& sequence, const StepItem& item);
   void AddProbabilities(const KvBatch::State& state, int item);
@@ -135,6 +137,8 @@ struct KvCache::Impl {
   std::vector<int32_t> counting;                 // 0, 1, 2, ...: the positions of all lists that nobody has thinned
   std::vector<std::vector<int32_t>> flattened;   // [lists] positions of lists that a policy has thinned
   std::vector<float> gathered_queries;
+  std::vector<char> raw_rows;
+  std::vector<float> host_rows;
   std::vector<RepackedList> repacked;
   std::vector<OverwrittenList> overwritten;
   std::vector<EntryCopy> copies;

@@ -140,11 +140,11 @@ void KvCache::Impl::ViewMasses(const KvBatch::State& state, int item_index, size
   const size_t groups = static_cast<size_t>(shape.num_kv_heads), heads = static_cast<size_t>(heads_per_group());
   const size_t layer = index / groups, lists_of_layer = state.items.size() * groups;
   const int32_t* list_begin = state.list_begin + layer * (lists_of_layer + 1) + static_cast<size_t>(item_index) * groups + index % groups;
-  const size_t first_page = static_cast<size_t>(state.page_begin[layer] + *list_begin);
+  const size_t first_page = static_cast<size_t>(*list_begin);
   const KvList& list = sequence.lists[index];
-  if (sequence.signals.page_mass) view->page_mass = {state.mass_buffer.as<float>() + first_page * heads, list.pages.size() * heads};
+  if (sequence.signals.page_mass) view->page_mass = {state.mass_buffer.host<float>() + first_page * heads, list.pages.size() * heads};
   if (sequence.signals.entry_probability) {
-    view->entry_probability = {state.probability_buffer.as<float>() + first_page * kPageEntries * heads,
+    view->entry_probability = {state.probability_buffer.host<float>() + first_page * kPageEntries * heads,
                                static_cast<size_t>(list.entries()) * heads};
   }
 }

@@ -9,16 +9,6 @@
 
 namespace loupe {
 
-absl::Status GrowingBuffer::Ensure(Backend& backend, int64_t bytes) {
-  if (bytes <= this->bytes()) return absl::OkStatus();
-  auto grown = backend.Allocate(std::max(bytes, 2 * this->bytes()));
-  if (!grown.ok()) return grown.status();
-  if (buffer_) std::memcpy((*grown)->data(), data_, static_cast<size_t>(buffer_->bytes()));
-  buffer_ = *std::move(grown);
-  data_ = buffer_->data();
-  return absl::OkStatus();
-}
-
 void KvBatch::State::Clear() {
   for (const StepItem& item : items) item.sequence->in_flight = false;
   items.clear();
@@ -31,7 +21,7 @@ void KvBatch::State::Clear() {
   extra_pages.clear();
   extra_counts.clear();
   num_rows = prompt_rows = 0;
-  wants_mass = wants_probability = wants_rows = in_flight = false;
+  wants_mass = wants_probability = wants_rows = in_flight = begun = false;
 }
 
 absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBatch* batch) {
@@ -61,7 +51,8 @@ absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBa
   in_flight.push_back(state);
   batch->num_rows = state->num_rows;
   batch->prompt_rows = state->prompt_rows;
-  batch->positions = MakeTensor(state->positions, DType::kI32, state->num_rows);
+  batch->num_items = static_cast<int>(state->items.size());
+  batch->positions = MakeTensor(state->Device(state->positions), DType::kI32, state->num_rows);
   return absl::OkStatus();
 }
 
@@ -108,14 +99,18 @@ absl::Status KvCache::Impl::PrepareBuffers(KvBatch::State* state) {
   const int64_t per_row = layers * rows * groups;
   const int64_t integers = 2 * rows + layers * (lists + 1) + 2 * per_row;
   const int64_t slot_offset = (integers * 4 + 7) / 8 * 8;
-  const absl::Status status = state->row_buffer.Ensure(backend, slot_offset + per_row * static_cast<int64_t>(sizeof(PageRef)));
+  state->row_bytes = slot_offset + per_row * static_cast<int64_t>(sizeof(PageRef));
+  // Room for tables of all pages that there are: a step grows them only where many forks share pages.
+  const int64_t all_pages = arena->bytes() / pool.PageBytes(landing_class);
+  absl::Status status = state->row_buffer.Ensure(backend, state->row_bytes);
+  if (status.ok()) status = state->page_buffer.Ensure(backend, all_pages * static_cast<int64_t>(sizeof(PageRef)));
   if (!status.ok()) return status;
-  state->positions = state->row_buffer.as<int32_t>();
+  state->positions = state->row_buffer.host<int32_t>();
   state->row_sequence = state->positions + rows;
   state->list_begin = state->row_sequence + rows;
   state->visible_begin = state->list_begin + layers * (lists + 1);
   state->visible_end = state->visible_begin + per_row;
-  state->slots = reinterpret_cast<PageRef*>(state->row_buffer.as<char>() + slot_offset);
+  state->slots = reinterpret_cast<PageRef*>(state->row_buffer.host<char>() + slot_offset);
   for (size_t i = 0; i < state->items.size(); ++i) {
     const StepItem& item = state->items[i];
     for (int r = 0; r < item.rows(); ++r) {
@@ -142,14 +137,13 @@ absl::Status KvCache::Impl::PlanLists(KvBatch::State* state, bool small_tails) {
   const int num_items = static_cast<int>(state->items.size());
   int32_t* list_begin = state->list_begin;
   for (int layer = 0; layer < shape.num_layers; ++layer) {
-    const int64_t layer_begin = state->page_begin.back();
-    state->page_begin.push_back(layer_begin);
-    *list_begin++ = 0;
+    state->page_begin.push_back(state->page_begin.back());
+    *list_begin++ = static_cast<int32_t>(state->page_begin.back());
     for (int item = 0; item < num_items; ++item) {
       for (int g = 0; g < groups; ++g) {
         const absl::Status status = PlanList(state, item, layer * groups + g, small_tails);
         if (!status.ok()) return status;
-        *list_begin++ = static_cast<int32_t>(state->page_begin.back() - layer_begin);
+        *list_begin++ = static_cast<int32_t>(state->page_begin.back());
       }
     }
     state->copy_begin.push_back(static_cast<int64_t>(state->copies.size()));
@@ -176,7 +170,7 @@ absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int 
     const absl::Status status = state->page_buffer.Ensure(backend, needed);
     if (!status.ok()) return status;
   }
-  PageRef* table = state->page_buffer.as<PageRef>() + begin;
+  PageRef* table = state->page_buffer.host<PageRef>() + begin;
   state->page_begin.back() = begin + pages;
 
   bool replaces = false;

@@ -1,6 +1,7 @@
 // What policies are shown of queries, keys and attention. Read in Attend or computed when a policy is called, for sequences
 // whose policy asks. Sums over prompt rows are kept beside the lists and follow their entries through repacks.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -38,17 +39,42 @@ void KvCache::Impl::NarrowSignals(Sequence* sequence, const Signals& wanted) con
   sequence->signals = wanted;
 }
 
+// Rows [first, first + rows) of a tensor of the device as f32 on the host, without a stride. Only policies that ask pay
+// for the wait; a device that has failed says so at the end of the step.
+const float* KvCache::Impl::RowsOnHost(const Tensor& t, int first, int rows, Stream& stream) {
+  const auto row_values = static_cast<size_t>(t.row_elements());
+  const int64_t element_bytes = DTypeBytes(t.dtype), bytes = ((rows - 1) * t.row_stride + t.row_elements()) * element_bytes;
+  host_rows.resize(static_cast<size_t>(rows) * row_values);
+  if (rows <= 0) return host_rows.data();
+  raw_rows.resize(static_cast<size_t>(bytes));
+  backend.Copy(raw_rows.data(), t.as<char>() + first * t.row_stride * element_bytes, bytes, stream);
+  stream.Synchronize().IgnoreError();
+  for (int r = 0; r < rows; ++r) {
+    const char* from = raw_rows.data() + r * t.row_stride * element_bytes;
+    float* to = host_rows.data() + static_cast<size_t>(r) * row_values;
+    if (t.dtype == DType::kF32) {
+      std::memcpy(to, from, row_values * sizeof(float));
+      continue;
+    }
+    LOUPE_CHECK(t.dtype == DType::kBF16) << "rows are neither f32 nor bf16";
+    for (size_t i = 0; i < row_values; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, from + 2 * i, sizeof bits);
+      to[i] = std::bit_cast<float>(uint32_t{bits} << 16);
+    }
+  }
+  return host_rows.data();
+}
+
 // One item's rows of a step in one layer.
 void KvCache::Impl::ReadRows(const KvBatch::State& state, int item_index, int layer, const AttendArgs& args, Stream& stream) {
   const StepItem& item = state.items[static_cast<size_t>(item_index)];
   Sequence& sequence = *item.sequence;
   const Signals& signals = sequence.signals;
   if (signals.window_query_rows > 0) {
-    const int64_t stride = args.q.row_stride;
-    CaptureQueries(sequence, layer, args.q.row<float>(item.prompt_begin), stride, sequence.num_tokens, item.num_prompt);
+    CaptureQueries(sequence, layer, args.q, item.prompt_begin, sequence.num_tokens, item.num_prompt, stream);
     if (signals.window_goes_on) {
-      CaptureQueries(sequence, layer, args.q.row<float>(item.decode_begin), stride, sequence.num_tokens + item.num_prompt,
-                     item.num_decode);
+      CaptureQueries(sequence, layer, args.q, item.decode_begin, sequence.num_tokens + item.num_prompt, item.num_decode, stream);
     }
   }
   if (item.num_prompt == 0) return;
@@ -56,8 +82,8 @@ void KvCache::Impl::ReadRows(const KvBatch::State& state, int item_index, int la
   if (!signals.output_norms) return;
   std::vector<float>& norms = sequence.output_norms[static_cast<size_t>(layer)];
   norms.resize(static_cast<size_t>(sequence.num_prompt * shape.num_heads));  // forgets a step that was abandoned
+  const float* out = RowsOnHost(args.out, item.prompt_begin, item.num_prompt, stream);
   for (int r = 0; r < item.num_prompt; ++r) {
-    const float* out = args.out.row<float>(item.prompt_begin + r);
     for (int h = 0; h < shape.num_heads; ++h, out += shape.head_dim) {
       float square = 0;
       for (int d = 0; d < shape.head_dim; ++d) square += out[d] * out[d];
@@ -66,13 +92,16 @@ void KvCache::Impl::ReadRows(const KvBatch::State& state, int item_index, int la
   }
 }
 
-void KvCache::Impl::CaptureQueries(Sequence& sequence, int layer, const float* q, int64_t stride, int first_position, int rows) const {
+void KvCache::Impl::CaptureQueries(Sequence& sequence, int layer, const Tensor& q, int first_row, int first_position, int rows,
+                                   Stream& stream) {
   QueryWindow& window = sequence.window;
   const size_t row_values = static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim);
-  for (int r = std::max(0, rows - window.rows); r < rows; ++r) {
+  const int skipped = std::max(0, rows - window.rows);
+  const float* from = RowsOnHost(q, first_row + skipped, rows - skipped, stream);
+  for (int r = skipped; r < rows; ++r, from += row_values) {
     const int slot = (first_position + r) % window.rows;
     const size_t to = (static_cast<size_t>(layer) * static_cast<size_t>(window.rows) + static_cast<size_t>(slot)) * row_values;
-    std::memcpy(window.values.data() + to, q + r * stride, row_values * sizeof(float));
+    std::memcpy(window.values.data() + to, from, row_values * sizeof(float));
   }
 }
 
@@ -85,16 +114,16 @@ void KvCache::Impl::SumColumns(const KvBatch::State& state, int item_index, int 
   const int rows = first < item.num_prompt ? (item.num_prompt - first + stride - 1) / stride : 0;
   sequence.next_columns.resize(sequence.columns.size());
   const auto sampled = [&](Tensor t) {
-    t.data = t.dtype == DType::kF32 ? static_cast<void*>(t.row<float>(item.prompt_begin + first))
-                                    : static_cast<void*>(t.row<int32_t>(item.prompt_begin + first));
+    t.data = t.as<char>() + (item.prompt_begin + first) * t.row_stride * DTypeBytes(t.dtype);
     t.shape[0] = rows;
     t.row_stride *= stride;
     return t;
   };
   SumAttentionArgs args;
   args.pages = attend.pages;
-  int32_t* list_begin = attend.list_begin.as<int32_t>() + item_index * groups;
-  args.list_begin = MakeTensor(list_begin, DType::kI32, groups + 1);
+  args.list_begin = MakeTensor(attend.list_begin.as<int32_t>() + item_index * groups, DType::kI32, groups + 1);
+  const int32_t* list_begin =
+      state.list_begin + layer * (static_cast<int64_t>(state.items.size()) * groups + 1) + item_index * groups;  // on the host
   args.arena = attend.arena;
   args.scale = attend.scale;
   args.sinks = attend.sinks;

@@ -1,10 +1,25 @@
 // Running a reserved step: the two ops, and the end of it. Nothing here can fail.
 #include <algorithm>
+#include <utility>
 
 #include "kernels/check.h"
 #include "kvcache/kv_cache_impl.h"
 
 namespace loupe {
+
+void KvCache::Impl::Begin(KvBatch::State* state, Stream& stream) {
+  LOUPE_CHECK(state->in_flight) << "begin of a batch that is not reserved";
+  if (std::exchange(state->begun, true)) return;
+  state->row_buffer.Upload(backend, 0, state->row_bytes, stream);
+  state->page_buffer.Upload(backend, 0, state->page_begin.back() * static_cast<int64_t>(sizeof(PageRef)), stream);
+  // Open pages that moved (a small one grew, a shared one is written) take their entries along first.
+  CopyEntriesArgs copy;
+  copy.copies = state->copies.data();
+  copy.num_copies = static_cast<int64_t>(state->copies.size());
+  copy.head_dim = shape.head_dim;
+  copy.arena = arena->data();
+  if (copy.num_copies > 0) backend.CopyEntries(copy, stream);
+}
 
 void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream) {
   LOUPE_CHECK(state->in_flight && layer >= 0 && layer < shape.num_layers) << "append to layer " << layer;
@@ -13,18 +28,11 @@ void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, co
   LOUPE_CHECK(k.rows() == state->num_rows && v.rows() == state->num_rows)
       << k.rows() << " keys and " << v.rows() << " values for " << state->num_rows << " rows";
   state->appended[at] = 1;
-  // Open pages that moved (a small one grew, a shared one is written) take their entries along first.
-  CopyEntriesArgs copy;
-  copy.copies = state->copies.data() + state->copy_begin[at];
-  copy.num_copies = state->copy_begin[at + 1] - state->copy_begin[at];
-  copy.head_dim = shape.head_dim;
-  copy.arena = arena->data();
-  if (copy.num_copies > 0) backend.CopyEntries(copy, stream);
-
+  Begin(state, stream);
   AppendKvArgs args;
   args.k = k;
   args.v = v;
-  PageRef* slots = state->slots + int64_t{layer} * state->num_rows * shape.num_kv_heads;
+  PageRef* slots = state->Device(state->slots + int64_t{layer} * state->num_rows * shape.num_kv_heads);
   args.slots = MakeTensor(slots, DType::kBytes, state->num_rows, shape.num_kv_heads);
   args.arena = arena->data();
   backend.AppendKv(args, stream);
@@ -37,16 +45,16 @@ void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, co
   LOUPE_CHECK(q.rows() == state->num_rows && out.rows() == state->num_rows) << q.rows() << " queries for " << state->num_rows << " rows";
   const int64_t groups = shape.num_kv_heads, heads = heads_per_group();
   const int64_t lists = static_cast<int64_t>(state->items.size()) * groups;
-  const int64_t first_page = state->page_begin[at], pages = state->page_begin[at + 1] - first_page;
+  const int64_t pages = state->page_begin.back();
   const int64_t first_row = int64_t{layer} * state->num_rows * groups;
 
   AttendArgs args;
   args.q = q;
-  args.row_sequence = MakeTensor(state->row_sequence, DType::kI32, state->num_rows);
-  args.pages = MakeTensor(state->page_buffer.as<PageRef>() + first_page, DType::kBytes, pages);
-  args.list_begin = MakeTensor(state->list_begin + layer * (lists + 1), DType::kI32, lists + 1);
-  args.visible_begin = MakeTensor(state->visible_begin + first_row, DType::kI32, state->num_rows, groups);
-  args.visible_end = MakeTensor(state->visible_end + first_row, DType::kI32, state->num_rows, groups);
+  args.row_sequence = MakeTensor(state->Device(state->row_sequence), DType::kI32, state->num_rows);
+  args.pages = MakeTensor(state->page_buffer.device<PageRef>(), DType::kBytes, pages);
+  args.list_begin = MakeTensor(state->Device(state->list_begin + layer * (lists + 1)), DType::kI32, lists + 1);
+  args.visible_begin = MakeTensor(state->Device(state->visible_begin + first_row), DType::kI32, state->num_rows, groups);
+  args.visible_end = MakeTensor(state->Device(state->visible_end + first_row), DType::kI32, state->num_rows, groups);
   args.extra_pages = state->extra_pages[at];
   args.extra_counts = state->extra_counts[at];
   args.arena = arena->data();
@@ -54,17 +62,12 @@ void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, co
   if (sinks) args.sinks = MakeTensor(static_cast<float*>(sinks->data()) + int64_t{layer} * shape.num_heads, DType::kF32, shape.num_heads);
   args.prompt_rows = state->prompt_rows;
   args.out = out;
-  if (state->wants_mass) {
-    args.page_mass = MakeTensor(state->mass_buffer.as<float>() + first_page * heads, DType::kF32, pages, heads);
-  }
+  if (state->wants_mass) args.page_mass = MakeTensor(state->mass_buffer.device<float>(), DType::kF32, pages, heads);
   if (state->wants_probability) {
-    float* probabilities = state->probability_buffer.as<float>() + first_page * kPageEntries * heads;
-    args.entry_probability = MakeTensor(probabilities, DType::kF32, pages, kPageEntries, heads);
+    args.entry_probability = MakeTensor(state->probability_buffer.device<float>(), DType::kF32, pages, kPageEntries, heads);
   }
   backend.Attend(args, stream);
   if (state->wants_rows) {
-    // The rows are read here, so an asynchronous stream has to have come this far; only policies that ask pay for it.
-    stream.Synchronize();
     for (size_t item = 0; item < state->items.size(); ++item) ReadRows(*state, static_cast<int>(item), layer, args, stream);
   }
 }
@@ -113,6 +116,12 @@ void KvCache::Impl::Commit(KvBatch::State* state, Stream& stream) {
     CommitSignals(sequence, item);
   }
   // Policies first: the step's masses are numbered by the table that attention has read.
+  if (state->wants_mass || state->wants_probability) {
+    const int64_t values = state->page_begin.back() * heads_per_group() * 4;
+    if (state->wants_mass) state->mass_buffer.Download(backend, 0, values, stream);
+    if (state->wants_probability) state->probability_buffer.Download(backend, 0, values * kPageEntries, stream);
+    stream.Synchronize().IgnoreError();  // a device that has failed says so at the end of the step
+  }
   for (size_t item = 0; item < state->items.size(); ++item) {
     RunPolicy(*state, static_cast<int>(item), stream);
     FreeExpired(*state->items[item].sequence);

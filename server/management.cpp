@@ -28,6 +28,7 @@ HttpResponse Probe(const ServerContext& context, bool passes, const std::string&
 }
 
 std::string StallReason(const std::optional<EngineStats>& stats) {
+  if (stats && !stats->failure.empty()) return stats->failure;
   if (!stats || !IsStalled(*stats)) return "";
   return absl::StrCat(stats->requests_running, " requests run and ", stats->requests_waiting,
                       " wait, but no step has ended for ", static_cast<int64_t>(stats->last_step_age_s), " s");

@@ -8,10 +8,11 @@ usage() {
   cat <<'HELP'
 usage: tests/run.sh [--quick | --full] [--filter REGEX] [--list]
 
-  (nothing)        lint; release build with all tests and the end-to-end tests; clang ASan+UBSan with the same tests and
-                   10 s of each fuzzer; TSan on queues, pools and the engine with a scripted model
+  (nothing)        lint; the CUDA kernels for sm_90a, compiled only; release build with all tests and the end-to-end tests; clang
+                   ASan+UBSan with the same tests and 10 s of each fuzzer; TSan on queues, pools and the engine with a scripted model
   --quick          lint and the release tests only (under 3 minutes after a build)
-  --full           also end-to-end under ASan, 120 s a fuzzer, 10 minutes of schemathesis, and the quality and speed figures
+  --full           also the CUDA kernels for sm_80, 89 and 100, end-to-end under ASan, 120 s a fuzzer, 10 minutes of schemathesis,
+                   and the quality and speed figures
   --filter REGEX   only suites whose name matches, e.g. --filter 'lint|release/kernels'
   --list           print the names of the suites (of the binaries built so far) and stop
 
@@ -113,8 +114,15 @@ if ! $list; then
 fi
 suite lint python3 tests/lint/lint.py
 stop_if_failed
+if [ $mode != quick ]; then
+  archs=90a
+  [ $mode = full ] && archs='90a 80 89 100'
+  # shellcheck disable=SC2086  # architectures are words
+  suite "cuda/compile" tests/cuda_compile.sh $archs
+  stop_if_failed
+fi
 
-if [[ $filter = . ]] || ! [[ $filter =~ ^(asan|tsan|fuzz|lint) ]]; then
+if [[ $filter = . ]] || ! [[ $filter =~ ^(asan|tsan|fuzz|lint|cuda) ]]; then
   $list || build release all -DWITH_TESTS=ON
   for t in $(tests_of release); do suite "release/$(basename "$t")" "$t" --gtest_brief=1; done
   suite e2e .venv/bin/python -m pytest -q -x --timeout=300 tests/e2e

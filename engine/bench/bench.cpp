@@ -1,13 +1,17 @@
 #include "engine/bench/bench.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/engine.h"
+#include "engine/step_model.h"
+#include "kernels/mirrored_buffer.h"
 
 namespace loupe {
 namespace {
@@ -30,6 +34,8 @@ std::vector<int32_t> RandomTokens(int count, int vocab_size, uint32_t seed) {
   for (int32_t& id : ids) id = static_cast<int32_t>(rng() % static_cast<uint32_t>(vocab_size));
   return ids;
 }
+
+constexpr int kWarmUpSteps = 3;  // the second is recorded where the backend can
 
 // Multiply-adds of one row through all matrices, and of its attention over `context` entries.
 double FlopsOfRow(const ModelConfig& c, double context, bool with_head) {
@@ -74,6 +80,7 @@ class Runner {
 
   // One step: `prompt` rows of sequence `index`, or one decode row of every sequence (index < 0).
   absl::Status Step(int index, int prompt_rows) {
+    const double begin = Seconds();
     std::vector<KvStepItem> items;
     if (index >= 0) {
       items.push_back({seqs_[index], prompt_rows, 0, false});
@@ -81,22 +88,30 @@ class Runner {
       for (const SeqId seq : seqs_) items.push_back({seq, 0, 1, false});
     }
     const int rows = index >= 0 ? prompt_rows : options_.batch;
-    ids_ = RandomTokens(rows, model_.config.vocab_size, ++seed_);
-    logit_rows_.resize(index >= 0 ? 1 : rows);
-    std::iota(logit_rows_.begin(), logit_rows_.end(), index >= 0 ? rows - 1 : 0);
-    logits_.resize(logit_rows_.size() * static_cast<size_t>(model_.config.vocab_size));
-    absl::Status reserved = cache_->Reserve(items, &batch_);
-    if (!reserved.ok()) return reserved;
+    const int num_logits = index >= 0 ? 1 : rows;
+    Backend& backend = *model_.backend;
+    absl::Status ready = ids_.Ensure(backend, int64_t{4} * rows);
+    if (ready.ok()) ready = logit_rows_.Ensure(backend, int64_t{4} * num_logits);
+    if (ready.ok()) ready = logits_.Ensure(backend, int64_t{4} * num_logits * model_.config.vocab_size);
+    if (ready.ok()) ready = cache_->Reserve(items, &batch_);
+    if (!ready.ok()) return ready;
+    const std::vector<int32_t> ids = RandomTokens(rows, model_.config.vocab_size, ++seed_);
+    std::copy(ids.begin(), ids.end(), ids_.host<int32_t>());
+    std::iota(logit_rows_.host<int32_t>(), logit_rows_.host<int32_t>() + num_logits, index >= 0 ? rows - 1 : 0);
+    ids_.Upload(backend, 0, int64_t{4} * rows, *stream_);
+    logit_rows_.Upload(backend, 0, int64_t{4} * num_logits, *stream_);
     DecoderStep step;
-    step.ids = MakeTensor(ids_.data(), DType::kI32, rows);
+    step.ids = MakeTensor(ids_.device<int32_t>(), DType::kI32, rows);
     step.cache = cache_.get();
     step.batch = &batch_;
-    step.logit_rows = MakeTensor(logit_rows_.data(), DType::kI32, static_cast<int64_t>(logit_rows_.size()));
-    step.logits = MakeTensor(logits_.data(), DType::kF32, static_cast<int64_t>(logit_rows_.size()), model_.config.vocab_size);
-    model_.decoder->Forward(step, *stream_);
+    step.logit_rows = MakeTensor(logit_rows_.device<int32_t>(), DType::kI32, num_logits);
+    step.logit_prompt_rows = index >= 0 ? 1 : 0;
+    step.logits = MakeTensor(logits_.device<float>(), DType::kF32, num_logits, model_.config.vocab_size);
+    step.logits.rank = 2;
+    step_model_->Forward(step, *stream_);
     cache_->Commit(batch_, *stream_);
-    stream_->Synchronize();
-    return absl::OkStatus();
+    host_seconds_ += Seconds() - begin;
+    return stream_->Synchronize();
   }
 
   absl::Status Prefill(int index, int tokens) {
@@ -109,6 +124,44 @@ class Runner {
     return absl::OkStatus();
   }
 
+  // Random keys and values at once, without a pass: what decode steps then read.
+  absl::Status Fill(int index, int tokens) {
+    const KvShape shape = model_.decoder->kv_shape();
+    Backend& backend = *model_.backend;
+    const DType type = backend.Info().activations;
+    const int max_rows = options_.max_step_tokens;
+    const int64_t values = int64_t{max_rows} * shape.num_kv_heads * shape.head_dim;
+    if (absl::Status s = kv_.Ensure(backend, values * DTypeBytes(type)); !s.ok()) return s;
+    if (kv_filled_ == 0) {
+      std::mt19937 random(7);
+      std::normal_distribution<float> normal(0, 1);
+      for (int64_t i = 0; i < values; ++i) {
+        const float x = normal(random);
+        if (type == DType::kF32) {
+          kv_.host<float>()[i] = x;
+        } else {
+          kv_.host<uint16_t>()[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+        }
+      }
+      kv_.Upload(backend, 0, kv_.bytes(), *stream_);
+      kv_filled_ = values;
+    }
+    for (int done = 0; done < tokens;) {
+      const int rows = std::min(max_rows, tokens - done);
+      absl::Status s = cache_->Reserve(std::vector<KvStepItem>{{seqs_[index], rows, 0, false}}, &batch_);
+      if (!s.ok()) return s;
+      Tensor kv = MakeTensor(kv_.device<char>(), type, rows, shape.num_kv_heads, shape.head_dim);
+      kv.rank = 3;
+      for (int layer = 0; layer < shape.num_layers; ++layer) cache_->Append(batch_, layer, kv, kv, *stream_);
+      cache_->Commit(batch_, *stream_);
+      if (s = stream_->Synchronize(); !s.ok()) return s;
+      done += rows;
+    }
+    return absl::OkStatus();
+  }
+
+  // Since the last call: what the host did before it waited.
+  double TakeHostSeconds() { return std::exchange(host_seconds_, 0.0); }
   double ReadBytesPerStep() const {
     double bytes = static_cast<double>(model_.decoder->weight_bytes_per_step());
     for (const SeqId seq : seqs_) bytes += static_cast<double>(cache_->Report(seq).read_bytes_per_token);
@@ -116,7 +169,11 @@ class Runner {
   }
 
  private:
-  Runner(LoadedModel& model, const BenchOptions& options) : model_(model), options_(options), stream_(model.backend->NewStream()) {}
+  Runner(LoadedModel& model, const BenchOptions& options)
+      : model_(model),
+        options_(options),
+        stream_(model.backend->NewStream()),
+        step_model_(MakeStepModel(*model.decoder, *model.backend)) {}
 
   LoadedModel& model_;
   const BenchOptions options_;
@@ -124,16 +181,21 @@ class Runner {
   std::unique_ptr<KvCache> cache_;
   KvBatch batch_;
   std::vector<SeqId> seqs_;
-  std::vector<int32_t> ids_, logit_rows_;
-  std::vector<float> logits_;
+  std::unique_ptr<StepModel> step_model_;
+  MirroredBuffer ids_, logit_rows_, logits_, kv_;
+  int64_t kv_filled_ = 0;
+  double host_seconds_ = 0;
   uint32_t seed_ = 0;
 };
 
 // `limit_before` was measured before the run. A neighbour that slows one of the two measurements does not slow both.
-void FillRates(BenchResult* result, double limit_before, int num_threads) {
-  result->limit_gbps = std::max(limit_before, MeasureReadBandwidth(num_threads));
+absl::Status FillRates(BenchResult* result, double limit_before, Backend& backend) {
+  const auto limit = MeasureReadBandwidth(backend);
+  if (!limit.ok()) return limit.status();
+  result->limit_gbps = std::max(limit_before, *limit);
   result->gbps = result->bytes / result->time_us / 1e3;
   result->share_of_limit = result->gbps / result->limit_gbps;
+  return absl::OkStatus();
 }
 
 absl::Status CheckContext(int context, int tokens, int max_context) {
@@ -144,48 +206,41 @@ absl::Status CheckContext(int context, int tokens, int max_context) {
 
 }  // namespace
 
-double MeasureReadBandwidth(int num_threads) {
-  constexpr int64_t kBytes = int64_t{256} << 20;
-  std::vector<uint64_t> buffer(kBytes / 8, 1);
-  std::vector<uint64_t> sums(static_cast<size_t>(num_threads) * 8);
-  const auto pass = [&](int thread) {
-    const size_t begin = buffer.size() * thread / num_threads, end = buffer.size() * (thread + 1) / num_threads;
-    uint64_t lanes[16] = {};
-    for (size_t i = begin; i + 16 <= end; i += 16) {
-      __builtin_prefetch(buffer.data() + i + 512);
-      __builtin_prefetch(buffer.data() + i + 520);
-      for (size_t lane = 0; lane < 16; ++lane) lanes[lane] += buffer[i + lane];
-    }
-    sums[thread * 8] = std::accumulate(std::begin(lanes), std::end(lanes), uint64_t{0});
-  };
+absl::StatusOr<double> MeasureReadBandwidth(Backend& backend) {
+  const int64_t bytes = backend.Info().host_memory ? int64_t{256} << 20 : int64_t{4} << 30;
+  auto buffer = backend.Allocate(bytes);
+  if (!buffer.ok()) return buffer.status();
+  const std::unique_ptr<Stream> stream = backend.NewStream();
   double best = 0;
-  for (int repeat = 0; repeat < 4; ++repeat) {
+  for (int repeat = 0; repeat < 6; ++repeat) {
+    if (absl::Status s = stream->Synchronize(); !s.ok()) return s;
     const double start = Seconds();
-    std::vector<std::thread> threads;
-    for (int t = 1; t < num_threads; ++t) threads.emplace_back(pass, t);
-    pass(0);
-    for (std::thread& thread : threads) thread.join();
-    best = std::max(best, kBytes / (Seconds() - start) / 1e9);
+    backend.ReadMemory(**buffer, bytes, *stream);
+    if (absl::Status s = stream->Synchronize(); !s.ok()) return s;
+    best = std::max(best, static_cast<double>(bytes) / (Seconds() - start) / 1e9);
   }
   return best;
 }
 
 absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& options) {
-  // A step warms up before the measured ones.
-  if (absl::Status s = CheckContext(options.context, options.tokens + 1, model.config.max_context); !s.ok()) return s;
-  const int num_threads = model.backend->Info().num_threads;
-  const double limit_before = MeasureReadBandwidth(num_threads);
-  auto runner = Runner::Create(model, options, options.context + options.tokens + 1);
+  // Steps warm up before the measured ones.
+  const int all_tokens = options.tokens + kWarmUpSteps;
+  if (absl::Status s = CheckContext(options.context, all_tokens, model.config.max_context); !s.ok()) return s;
+  const auto limit_before = MeasureReadBandwidth(*model.backend);
+  if (!limit_before.ok()) return limit_before.status();
+  auto runner = Runner::Create(model, options, options.context + all_tokens);
   if (!runner.ok()) return runner.status();
   BenchResult result;
   result.name = "decode";
   std::vector<double> steps;
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     absl::Status status = (*runner)->Open();
-    for (int i = 0; i < options.batch && status.ok() && options.context > 0; ++i) status = (*runner)->Prefill(i, options.context);
-    if (status.ok()) status = (*runner)->Step(-1, 0);  // warm-up
+    for (int i = 0; i < options.batch && status.ok() && options.context > 0; ++i) status = (*runner)->Fill(i, options.context);
+    for (int i = 0; i < kWarmUpSteps && status.ok(); ++i) status = (*runner)->Step(-1, 0);
+    (*runner)->TakeHostSeconds();
     const double start = Seconds();
     for (int i = 0; i < options.tokens && status.ok(); ++i) status = (*runner)->Step(-1, 0);
+    result.host_us = (*runner)->TakeHostSeconds() / options.tokens * 1e6;
     if (!status.ok()) return status;
     steps.push_back((Seconds() - start) / options.tokens);
     result.bytes = (*runner)->ReadBytesPerStep();
@@ -195,15 +250,15 @@ absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& 
   result.time_us = step * 1e6;
   result.flops = options.batch * FlopsOfRow(model.config, options.context + options.tokens / 2.0, true);
   result.tokens_per_s = options.batch / step;
-  FillRates(&result, limit_before, num_threads);
+  if (absl::Status s = FillRates(&result, *limit_before, *model.backend); !s.ok()) return s;
   return result;
 }
 
 absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions& options) {
   if (options.context <= 0) return absl::InvalidArgumentError("bench prefill needs --context N with N > 0");
   if (absl::Status s = CheckContext(options.context, 0, model.config.max_context); !s.ok()) return s;
-  const int num_threads = model.backend->Info().num_threads;
-  const double limit_before = MeasureReadBandwidth(num_threads);
+  const auto limit_before = MeasureReadBandwidth(*model.backend);
+  if (!limit_before.ok()) return limit_before.status();
   auto runner = Runner::Create(model, options, options.context);
   if (!runner.ok()) return runner.status();
   std::vector<double> times;
@@ -223,7 +278,7 @@ absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions&
   result.tokens_per_s = double(options.batch) * options.context / time;
   result.flops = double(options.batch) * options.context * FlopsOfRow(model.config, options.context / 2.0, false);
   result.bytes = double(options.batch) * chunks * static_cast<double>(model.decoder->weight_bytes_per_step());
-  FillRates(&result, limit_before, num_threads);
+  if (absl::Status s = FillRates(&result, *limit_before, *model.backend); !s.ok()) return s;
   return result;
 }
 

@@ -27,6 +27,7 @@ struct BenchResult {
   double time_us = 0;       // of a step (decode), of the prompt (prefill), of the whole run (serve): median of repeats
   double tokens_per_s = 0;
   // decode, prefill
+  double host_us = 0;       // of a step, until the device had been told everything (decode)
   double bytes = 0;         // read from memory in that time, modelled
   double flops = 0;         // multiply-adds count two
   double gbps = 0;          // bytes / time
@@ -36,8 +37,8 @@ struct BenchResult {
   double first_token_ms_p50 = 0, first_token_ms_p95 = 0;
 };
 
-// Read bandwidth in GB/s with `num_threads` threads over a buffer far larger than the caches, best of a few passes.
-double MeasureReadBandwidth(int num_threads);
+// Read bandwidth in GB/s of the backend over a buffer far larger than the caches, best of a few passes.
+absl::StatusOr<double> MeasureReadBandwidth(Backend& backend);
 
 // INVALID_ARGUMENT, of all three: more tokens than the model's context holds, with both numbers.
 absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& options);

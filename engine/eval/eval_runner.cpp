@@ -60,22 +60,34 @@ absl::StatusOr<std::unique_ptr<EvalRunner>> EvalRunner::Create(LoadedModel& mode
 
 absl::Status EvalRunner::Step(std::span<const KvStepItem> items, std::span<const int32_t> ids,
                               std::span<const int32_t> logit_rows, const std::function<void()>& before_commit) {
-  if (absl::Status s = cache_->Reserve(items, &batch_); !s.ok()) return s;
-  ids_.assign(ids.begin(), ids.end());
-  logit_rows_.assign(logit_rows.begin(), logit_rows.end());
-  logits_.resize(logit_rows_.size() * static_cast<size_t>(vocab_size()));
+  Backend& backend = *model_.backend;
+  const auto num_ids = static_cast<int64_t>(ids.size()), num_logits = static_cast<int64_t>(logit_rows.size());
+  absl::Status status = ids_.Ensure(backend, 4 * num_ids);
+  if (status.ok()) status = logit_rows_.Ensure(backend, 4 * num_logits);
+  if (status.ok()) status = device_logits_.Ensure(backend, 4 * num_logits * vocab_size());
+  if (status.ok()) status = cache_->Reserve(items, &batch_);
+  if (!status.ok()) return status;
+  std::copy(ids.begin(), ids.end(), ids_.host<int32_t>());
+  std::copy(logit_rows.begin(), logit_rows.end(), logit_rows_.host<int32_t>());
+  ids_.Upload(backend, 0, 4 * num_ids, *stream_);
+  logit_rows_.Upload(backend, 0, 4 * num_logits, *stream_);
   DecoderStep step;
-  step.ids = MakeTensor(ids_.data(), DType::kI32, static_cast<int64_t>(ids_.size()));
+  step.ids = MakeTensor(ids_.device<int32_t>(), DType::kI32, num_ids);
   step.cache = cache_.get();
   step.batch = &batch_;
-  step.logit_rows = MakeTensor(logit_rows_.data(), DType::kI32, static_cast<int64_t>(logit_rows_.size()));
-  step.logits = MakeTensor(logits_.data(), DType::kF32, static_cast<int64_t>(logit_rows_.size()), vocab_size());
+  if (num_logits > 0) step.logit_rows = MakeTensor(logit_rows_.device<int32_t>(), DType::kI32, num_logits);
+  step.logit_prompt_rows = static_cast<int>(
+      std::count_if(logit_rows.begin(), logit_rows.end(), [&](int32_t row) { return row < batch_.prompt_rows; }));
+  step.logits = MakeTensor(device_logits_.device<float>(), DType::kF32, num_logits, vocab_size());
+  step.logits.rank = 2;
   model_.decoder->Forward(step, *stream_);
-  stream_->Synchronize();
-  if (before_commit) before_commit();
+  device_logits_.Download(backend, 0, 4 * num_logits * vocab_size(), *stream_);
+  status = stream_->Synchronize();
+  const float* logits = device_logits_.host<float>();
+  logits_.assign(logits, logits + num_logits * vocab_size());
+  if (before_commit && status.ok()) before_commit();
   cache_->Commit(batch_, *stream_);
-  stream_->Synchronize();
-  return absl::OkStatus();
+  return status.ok() ? stream_->Synchronize() : status;
 }
 
 absl::StatusOr<std::span<const float>> EvalRunner::Prefill(SeqId seq, std::span<const int32_t> ids, int chunk) {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/load/load_model.h"
+#include "kernels/mirrored_buffer.h"
 #include "kvcache/kv_cache.h"
 
 namespace loupe {
@@ -60,7 +61,7 @@ class EvalRunner {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<KvCache> cache_;
   KvBatch batch_;
-  std::vector<int32_t> ids_, logit_rows_;
+  MirroredBuffer ids_, logit_rows_, device_logits_;
   std::vector<float> logits_;
   std::vector<std::unique_ptr<Policy>> made_;  // by OpenAll, until CloseAll
 };

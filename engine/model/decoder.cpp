@@ -18,6 +18,8 @@ struct Layer {
   Tensor attention_norm, feed_forward_norm;                   // [E]
 };
 
+constexpr int64_t kFirstPreparedRows = 16;  // products of fewer rows need no choice
+
 int64_t AlignLine(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 // Packs weights one by one, gives the pages of the file back behind itself and says how far it has come.
@@ -25,7 +27,7 @@ class Packer {
  public:
   Packer(const ModelConfig& config, const WeightSource& source, Backend& backend,
          const std::function<void(double)>& progress)
-      : source_(source), backend_(backend), progress_(progress) {
+      : source_(source), backend_(backend), stream_(backend.NewStream()), progress_(progress) {
     for (const TensorSpec& spec : ExpectedTensors(config)) total_bytes_ += HostMatrixBytes(*source.Find(spec.name));
   }
 
@@ -45,7 +47,7 @@ class Packer {
   void CopyVector(const std::string& name, const Tensor& out) {
     const std::vector<float> values = ReadVector(*source_.Find(name));
     LOUPE_CHECK_EQ(static_cast<int64_t>(values.size()), out.shape[0]);
-    std::copy(values.begin(), values.end(), out.as<float>());
+    backend_.Copy(out.data, values.data(), static_cast<int64_t>(values.size() * sizeof(float)), *stream_);
     Done(name);
   }
 
@@ -60,6 +62,7 @@ class Packer {
 
   const WeightSource& source_;
   Backend& backend_;
+  std::unique_ptr<Stream> stream_;
   const std::function<void(double)>& progress_;
   int64_t total_bytes_ = 0, packed_bytes_ = 0, weight_bytes_ = 0;
 };
@@ -79,8 +82,9 @@ struct Decoder::Impl {
   Tensor frequencies;  // [rope_dims / 2]
   int64_t weight_bytes = 0;
 
-  // Activations for max_rows rows; `hidden` is the normed input of a product, `inner` what attention or the gate gives.
-  Tensor residual, hidden, qkv, inner, gate_up;
+  // Activations for max_rows rows; `hidden` is the normed input of a product, `inner` what attention or the gate gives,
+  // `gathered` the residual rows that become logits. Residual and gathered are f32, the others what the backend likes.
+  Tensor residual, hidden, qkv, inner, gate_up, gathered;
 
   int64_t QRows() const { return int64_t{config.num_heads} * config.head_dim; }
   int64_t KvRows() const { return int64_t{config.num_kv_heads} * config.head_dim; }
@@ -88,6 +92,7 @@ struct Decoder::Impl {
   absl::Status TakeVectors();
   absl::Status TakeActivations();
   absl::Status PackAll(Packer& packer);
+  absl::Status Prepare();
   void Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream);
   void FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream);
   void Logits(const DecoderStep& step, Stream& stream);
@@ -104,14 +109,14 @@ Tensor Rows(Tensor buffer, int64_t rows) {
 
 // Columns [first, first + heads * head_dim) of a buffer as [rows, heads, head_dim].
 Tensor Heads(const Tensor& buffer, int64_t rows, int64_t first, int heads, int head_dim) {
-  Tensor view = MakeTensor(buffer.as<float>() + first, DType::kF32, rows, heads, head_dim);
+  Tensor view = MakeTensor(buffer.as<char>() + first * DTypeBytes(buffer.dtype), buffer.dtype, rows, heads, head_dim);
   view.rank = 3;
   view.row_stride = buffer.row_stride;
   return view;
 }
 
-Tensor Matrix(float* data, int64_t rows, int64_t cols) {
-  Tensor t = MakeTensor(data, DType::kF32, rows, cols);
+Tensor Matrix(void* data, DType type, int64_t rows, int64_t cols) {
+  Tensor t = MakeTensor(data, type, rows, cols);
   t.rank = 2;
   return t;
 }
@@ -138,33 +143,41 @@ absl::Status Decoder::Impl::TakeVectors() {
   }
   final_norm = take(config.width, norm);
   frequencies = take(half, half);
+  std::vector<float> angles(static_cast<size_t>(half));
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / config.rope_dims;
     const double factor =
         config.rope_factors.empty() ? 1.0 : static_cast<double>(config.rope_factors[static_cast<size_t>(i)]);
-    frequencies.as<float>()[i] = static_cast<float>(std::pow(static_cast<double>(config.rope_base), exponent) / factor);
+    angles[static_cast<size_t>(i)] = static_cast<float>(std::pow(static_cast<double>(config.rope_base), exponent) / factor);
   }
-  return absl::OkStatus();
+  const std::unique_ptr<Stream> stream = backend->NewStream();
+  backend->Copy(frequencies.data, angles.data(), half * int64_t{sizeof(float)}, *stream);
+  return stream->Synchronize();
 }
 
 absl::Status Decoder::Impl::TakeActivations() {
+  const DType type = backend->Info().activations;
+  const int64_t size = DTypeBytes(type);
   const int64_t width = AlignLine(config.width);
   const int64_t qkv_cols = AlignLine(QRows() + 2 * KvRows());
   const int64_t inner_cols = AlignLine(std::max<int64_t>(QRows(), config.feed_forward));
   const int64_t gate_up_cols = AlignLine(2 * int64_t{config.feed_forward});
-  // QKV is dead when gate and up are written, so they share memory.
-  const int64_t shared_cols = std::max(qkv_cols, gate_up_cols);
-  const int64_t floats = max_rows * (2 * width + inner_cols + shared_cols);
-  auto buffer = backend->Allocate(floats * int64_t{sizeof(float)});
+  // QKV is dead when gate and up are written, and both are when rows are gathered, so they share memory.
+  const int64_t shared_bytes = std::max(std::max(qkv_cols, gate_up_cols) * size, width * int64_t{sizeof(float)});
+  const int64_t row_bytes = width * (int64_t{sizeof(float)} + size) + inner_cols * size + shared_bytes;
+  auto buffer = backend->Allocate(max_rows * row_bytes);
   if (!buffer.ok()) return buffer.status();
   activations = std::move(*buffer);
-  auto* data = static_cast<float*>(activations->data());
-  residual = Matrix(data, max_rows, config.width);
-  hidden = Matrix(data + max_rows * width, max_rows, config.width);
-  inner = Matrix(data + max_rows * 2 * width, max_rows, inner_cols);
-  float* shared = data + max_rows * (2 * width + inner_cols);
-  qkv = Matrix(shared, max_rows, QRows() + 2 * KvRows());
-  gate_up = Matrix(shared, max_rows, 2 * int64_t{config.feed_forward});
+  auto* data = static_cast<char*>(activations->data());
+  residual = Matrix(data, DType::kF32, max_rows, config.width);
+  data += max_rows * width * int64_t{sizeof(float)};
+  hidden = Matrix(data, type, max_rows, config.width);
+  data += max_rows * width * size;
+  inner = Matrix(data, type, max_rows, inner_cols);
+  data += max_rows * inner_cols * size;
+  qkv = Matrix(data, type, max_rows, QRows() + 2 * KvRows());
+  gate_up = Matrix(data, type, max_rows, 2 * int64_t{config.feed_forward});
+  gathered = Matrix(data, DType::kF32, max_rows, config.width);
   return absl::OkStatus();
 }
 
@@ -190,6 +203,29 @@ absl::Status Decoder::Impl::PackAll(Packer& packer) {
   return pack({"output.weight"}, &head);
 }
 
+// One layer stands for all: their shapes are the same. Whatever is in the buffers may be lost.
+absl::Status Decoder::Impl::Prepare() {
+  if (backend->Info().host_memory) return absl::OkStatus();
+  const std::unique_ptr<Stream> stream = backend->NewStream();
+  const Layer& layer = layers[0];
+  for (int64_t rows = kFirstPreparedRows;; rows *= 2) {
+    rows = std::min<int64_t>(rows, max_rows);
+    const auto product = [&](const Weight* weight, const Tensor& x, const Tensor& out, bool add) {
+      MatMulArgs args;
+      args.weight = weight;
+      args.x = x;
+      args.out = Rows(out, rows);
+      if (add) args.add = args.out;
+      backend->Prepare(args, *stream);
+    };
+    product(layer.qkv.get(), Rows(hidden, rows), qkv, false);
+    product(layer.attention_out.get(), Matrix(inner.data, inner.dtype, rows, QRows()), residual, true);
+    product(layer.gate_up.get(), Rows(hidden, rows), gate_up, false);
+    product(layer.down.get(), Matrix(inner.data, inner.dtype, rows, config.feed_forward), residual, true);
+    if (rows == max_rows) return stream->Synchronize();
+  }
+}
+
 void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream) {
   const int64_t rows = step.ids.rows();
   const int prompt_rows = step.batch->prompt_rows;
@@ -205,11 +241,11 @@ void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& 
   const Tensor q = Heads(qkv, rows, 0, config.num_heads, head_dim);
   const Tensor k = Heads(qkv, rows, QRows(), config.num_kv_heads, head_dim);
   const Tensor v = Heads(qkv, rows, QRows() + KvRows(), config.num_kv_heads, head_dim);
-  for (const Tensor& rotated : {q, k}) {
-    backend->Rope({rotated, step.batch->positions, frequencies, 1.0f, config.rope_interleaved}, stream);
-  }
+  // Queries and keys lie side by side: one op turns both.
+  const Tensor rotated = Heads(qkv, rows, 0, config.num_heads + config.num_kv_heads, head_dim);
+  backend->Rope({rotated, step.batch->positions, frequencies, 1.0f, config.rope_interleaved}, stream);
   step.cache->Append(*step.batch, index, k, v, stream);
-  const Tensor attended = Matrix(inner.as<float>(), rows, QRows());
+  const Tensor attended = Matrix(inner.data, inner.dtype, rows, QRows());
   step.cache->Attend(*step.batch, index, q, Heads(attended, rows, 0, config.num_heads, head_dim), stream);
 
   MatMulArgs out;
@@ -229,7 +265,7 @@ void Decoder::Impl::FeedForward(const Layer& layer, const DecoderStep& step, Str
   product.out = Rows(gate_up, rows);
   product.prompt_rows = step.batch->prompt_rows;
   backend->MatMul(product, stream);
-  const Tensor gated = Matrix(inner.as<float>(), rows, config.feed_forward);
+  const Tensor gated = Matrix(inner.data, inner.dtype, rows, config.feed_forward);
   backend->SiluMul({product.out, gated}, stream);
 
   MatMulArgs out;
@@ -242,12 +278,12 @@ void Decoder::Impl::FeedForward(const Layer& layer, const DecoderStep& step, Str
 
 void Decoder::Impl::Logits(const DecoderStep& step, Stream& stream) {
   const int64_t rows = step.logit_rows.rows();
-  const Tensor gathered = Rows(hidden, rows);
-  backend->GatherRows({Rows(residual, step.ids.rows()), step.logit_rows, gathered}, stream);
-  backend->RmsNorm({gathered, final_norm, config.norm_eps, gathered}, stream);
+  const Tensor wanted_rows = Rows(gathered, rows), normed = Rows(hidden, rows);
+  backend->GatherRows({Rows(residual, step.ids.rows()), step.logit_rows, wanted_rows}, stream);
+  backend->RmsNorm({wanted_rows, final_norm, config.norm_eps, normed}, stream);
   MatMulArgs product;
   product.weight = head ? head.get() : embedding.get();
-  product.x = gathered;
+  product.x = normed;
   product.out = step.logits;
   product.prompt_rows = step.logit_prompt_rows;
   if (product.prompt_rows < 0) {
@@ -260,23 +296,20 @@ void Decoder::Impl::Logits(const DecoderStep& step, Stream& stream) {
 
 // One block of logits at a time, so that no [T, V] is ever held.
 void Decoder::Impl::Surprisal(const DecoderStep& step, Stream& stream) {
-  const int64_t count = step.target_rows.rows(), vocab = step.block.shape[1];
-  for (int64_t first = 0; first < count; first += step.block.rows()) {
+  const SurprisalTargets& targets = step.targets;
+  const int64_t count = targets.rows.rows();
+  for (int64_t first = 0; first < count; first += targets.block.rows()) {
+    const int64_t rows = std::min(targets.block.rows(), count - first);
+    const auto part_of = [&](Tensor t) {
+      t.data = t.as<char>() + first * 4;
+      return Rows(t, rows);
+    };
     DecoderStep part = step;
-    part.logit_rows = step.target_rows;
-    part.logit_rows.data = step.target_rows.as<int32_t>() + first;
-    part.logit_rows.shape[0] = std::min(step.block.rows(), count - first);
-    part.logits = Rows(step.block, part.logit_rows.rows());
-    part.logit_prompt_rows = -1;
+    part.logit_rows = part_of(targets.rows);
+    part.logits = Rows(targets.block, rows);
+    part.logit_prompt_rows = static_cast<int>(rows);
     Logits(part, stream);
-    stream.Synchronize();
-    for (int64_t i = 0; i < part.logit_rows.rows(); ++i) {
-      const float* x = part.logits.row<float>(i);
-      const float top = *std::max_element(x, x + vocab);
-      double sum = 0;
-      for (int64_t id = 0; id < vocab; ++id) sum += std::exp(static_cast<double>(x[id] - top));
-      step.surprisal[first + i] = static_cast<float>(std::log(sum) + static_cast<double>(top - x[step.targets[first + i]]));
-    }
+    backend->Surprisal({part.logits, part_of(targets.ids), part_of(targets.surprisal)}, stream);
   }
 }
 
@@ -299,6 +332,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const ModelConfig& conf
   Packer packer(config, source, backend, progress);
   if (absl::Status s = impl.PackAll(packer); !s.ok()) return s;
   impl.weight_bytes = packer.weight_bytes();
+  if (absl::Status s = impl.Prepare(); !s.ok()) return s;
   return decoder;
 }
 
@@ -307,12 +341,13 @@ void Decoder::Forward(const DecoderStep& step, Stream& stream) {
   const int64_t rows = step.ids.rows();
   LOUPE_CHECK(rows > 0 && rows <= impl.max_rows) << rows << " rows of at most " << impl.max_rows;
   LOUPE_CHECK_EQ(rows, step.batch->num_rows) << "rows of ids and batch";
+  step.cache->Begin(*step.batch, stream);
   impl.backend->Embed({impl.embedding.get(), step.ids, Rows(impl.residual, rows)}, stream);
   for (size_t i = 0; i < impl.layers.size(); ++i) {
     impl.Attention(impl.layers[i], static_cast<int>(i), step, stream);
     impl.FeedForward(impl.layers[i], step, stream);
   }
-  if (step.target_rows.defined() && step.target_rows.rows() > 0) impl.Surprisal(step, stream);
+  if (step.targets.rows.defined()) impl.Surprisal(step, stream);
   if (!step.logit_rows.defined() || step.logit_rows.rows() == 0) return;
   LOUPE_CHECK_LE(step.logit_rows.rows(), rows) << "rows whose logits are wanted";
   impl.Logits(step, stream);

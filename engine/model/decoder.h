@@ -13,6 +13,14 @@
 
 namespace loupe {
 
+// Tokens of the prompt whose surprisal is wanted: -log p(ids[i]) by the row rows[i], in nats.
+struct SurprisalTargets {
+  Tensor rows;       // [m] i32, rows of phase prompt; undefined: none
+  Tensor ids;        // [m] i32
+  Tensor surprisal;  // [m] f32 out
+  Tensor block;      // [b, V] f32 working memory: the logits of so many rows at a time
+};
+
 struct DecoderStep {
   Tensor ids;  // [T] i32, rows in the order of the batch
   KvCache* cache = nullptr;
@@ -20,11 +28,7 @@ struct DecoderStep {
   Tensor logit_rows;           // [n] i32: rows whose logits are wanted, ascending, n <= T; undefined: none
   int logit_prompt_rows = -1;  // how many of them are prompt rows; -1: counted here, which reads logit_rows on the host
   Tensor logits;               // [n, V] f32 out
-  // Surprisal of tokens, for those who ask: -log p(targets[i]) by the row target_rows[i].
-  Tensor target_rows;                // [m] i32; undefined: none
-  const int32_t* targets = nullptr;  // [m] host memory
-  float* surprisal = nullptr;        // [m] out, nats, host memory
-  Tensor block;                      // [b, V] f32 working memory: the logits of so many rows at a time
+  SurprisalTargets targets;
 };
 
 class Decoder {

@@ -2,6 +2,7 @@
 // expect. Pure function; a syntax error throws jinja::Error with line and column.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

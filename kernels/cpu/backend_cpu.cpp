@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
@@ -37,7 +38,7 @@ class CpuBuffer : public DeviceBuffer {
 
 class CpuStream : public Stream {
  public:
-  void Synchronize() override {}
+  absl::Status Synchronize() override { return absl::OkStatus(); }
 };
 
 class BackendCpu : public Backend {
@@ -64,11 +65,16 @@ class BackendCpu : public Backend {
     if (!memory.ok()) return memory.status();
     return std::unique_ptr<DeviceBuffer>(new CpuBuffer(*std::move(memory)));
   }
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> AllocateHost(int64_t bytes) override { return Allocate(bytes); }
   std::unique_ptr<Stream> NewStream() override { return std::make_unique<CpuStream>(); }
+  void Copy(void* to, const void* from, int64_t bytes, Stream&) override { std::memmove(to, from, static_cast<size_t>(bytes)); }
   absl::StatusOr<std::unique_ptr<Weight>> PackWeight(std::span<const HostMatrix> parts) override {
     return PackWeightCpu(parts, weight_memory_, context_);
   }
 
+  void ReadMemory(const DeviceBuffer& buffer, int64_t bytes, Stream&) override {
+    ReadMemoryCpu(buffer.data(), bytes, context_);
+  }
   void Embed(const EmbedArgs& args, Stream&) override { EmbedCpu(args, context_); }
   void RmsNorm(const RmsNormArgs& args, Stream&) override { RmsNormCpu(args, context_); }
   void MatMul(const MatMulArgs& args, Stream&) override { MatMulCpu(args, context_); }
@@ -81,6 +87,7 @@ class BackendCpu : public Backend {
   void SumAttention(const SumAttentionArgs& args, Stream&) override { SumAttentionCpu(args, context_); }
   void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCpu(args, context_); }
   void GatherRows(const GatherRowsArgs& args, Stream&) override { GatherRowsCpu(args, context_); }
+  void Surprisal(const SurprisalArgs& args, Stream&) override { SurprisalCpu(args, context_); }
 
  private:
   ThreadPool pool_;

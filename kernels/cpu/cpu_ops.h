@@ -28,12 +28,14 @@ struct CpuContext {
 class WeightMemory;
 absl::StatusOr<std::unique_ptr<Weight>> PackWeightCpu(std::span<const HostMatrix> parts, WeightMemory& memory,
                                                       CpuContext context);
+void ReadMemoryCpu(const void* data, int64_t bytes, CpuContext context);
 void EmbedCpu(const EmbedArgs& args, CpuContext context);
 void MatMulCpu(const MatMulArgs& args, CpuContext context);
 void RmsNormCpu(const RmsNormArgs& args, CpuContext context);
 void SiluMulCpu(const SiluMulArgs& args, CpuContext context);
 void RopeCpu(const RopeArgs& args, CpuContext context);
 void GatherRowsCpu(const GatherRowsArgs& args, CpuContext context);
+void SurprisalCpu(const SurprisalArgs& args, CpuContext context);
 void AppendKvCpu(const AppendKvArgs& args, CpuContext context);
 void AttendCpu(const AttendArgs& args, CpuContext context);
 void MergeEntriesCpu(const MergeEntriesArgs& args, CpuContext context);

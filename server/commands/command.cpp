@@ -35,16 +35,20 @@ int Fail(const absl::Status& status) {
 
 void AddModelOptions(CLI::App* app, std::string* model, EngineConfig* config) {
   app->add_option("--model,-m", *model, "GGUF file of a llama-family model")->type_name("PATH");
-  app->add_option("--device", config->backend.device, "where to compute: auto or cpu")->check(CLI::IsMember({"auto", "cpu"}));
+  app->add_option("--device", config->backend.device, std::string("where to compute: ") + BuiltDevices());
   app->add_option("--threads", config->backend.num_threads, "compute threads; 0 takes every core this process may use")
       ->check(CLI::Range(0, 1024));
   app->add_flag_function(
          "--exact", [config](int64_t count) { config->backend.exact = count > 0; },
          "compute with f32 weights and activations: slow, the yardstick for quality")
       ->default_str("false");
+  app->add_flag_function(
+         "--deterministic", [config](int64_t count) { config->backend.deterministic = count > 0; },
+         "on a GPU: the same bits alone and in a batch, at some cost in speed; the CPU's are the same always")
+      ->default_str("false");
   app->add_option("--isa", config->backend.isa, "force portable, avx2 or avx512 kernels; empty takes the best there is");
   AddSizeOption(app, "--kv-device-bytes", &config->kv_device_bytes, true,
-                "memory of the KV cache; auto takes 25 % of RAM on the CPU");
+                "memory of the KV cache; auto takes 25 % of RAM on the CPU, 90 % of the free memory of a GPU");
   app->add_option("--max-context", config->max_context, "tokens a sequence may have; 0 takes the model's limit")
       ->check(CLI::Range(0, 1 << 24));
 }

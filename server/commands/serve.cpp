@@ -226,7 +226,10 @@ int Run(ServeOptions options, const Command& command) {
     load_done = true;
     if (!loaded.ok()) process.stop.Request();
   });
-  process.stop.Wait();
+  // The engine has no way to stop the process by itself, so its failure is looked for.
+  const auto failure = [&] { return load_done && loaded.ok() ? process.engine->Stats().failure : std::string(); };
+  while (!process.stop.Wait(Clock::now() + std::chrono::milliseconds(500)) && failure().empty()) {
+  }
   if (!load_done) {
     // Nothing is in flight yet, and reading a large model cannot be interrupted.
     spdlog::info("stopped while loading");
@@ -237,9 +240,10 @@ int Run(ServeOptions options, const Command& command) {
     process.lifecycle.Set(Phase::kFailed, std::string(loaded.message()));
     return Fail(loaded);
   }
+  const std::string failed = failure();
   Drain(options, &process);
   spdlog::info("stopped");
-  return kExitOk;
+  return failed.empty() ? kExitOk : Fail(absl::UnavailableError(failed));
 }
 
 void AddAccessOptions(CLI::App* app, ServeOptions* o) {

@@ -68,13 +68,13 @@ struct Shape {
 int Main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
   g_cpu_time = threads == 1;
-  const std::string isa = argc > 2 ? argv[2] : UsableIsas().back();
+  const std::string isa = argc > 2 ? argv[2] : "avx512";
   const char* const names[] = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"};
   WeightType type = WeightType::kQ4_1;
   for (int i = 0; i < 6; ++i) {
     if (argc > 3 && std::string(argv[3]) == names[i]) type = kAllWeightTypes[i];
   }
-  auto backend = MakeTestBackend(isa, false, threads);
+  const auto backend = *TryBackend(isa, false, threads);
   auto stream = backend->NewStream();
   std::mt19937 random(1);
   struct Layer {

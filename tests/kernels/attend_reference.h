@@ -1,4 +1,4 @@
-// What attention is checked against: lists kept as plain entries, written into a hand-made arena through AppendKvCpu, and
+// What attention is checked against: lists kept as plain entries, written into a hand-made arena through AppendKv, and
 // the softmax over them in double precision. Unused slots of the arena hold NaN, so that reading one shows. Used by the
 // tests of the attention kernels; a failed expectation is gtest's.
 #pragma once
@@ -13,9 +13,15 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/backend.h"
+#include "tests/kernels/target.h"
 
 namespace loupe {
+
+using testing::BackendOf;
+using testing::DeviceArrays;
+using testing::IsCuda;
+using testing::Target;
 
 // Rounds to the nearest IEEE half by arithmetic, independent of the code under test.
 inline double RoundToHalf(double x) {
@@ -25,39 +31,54 @@ inline double RoundToHalf(double x) {
   return std::clamp(std::nearbyint(x / step) * step, -65504.0, 65504.0);
 }
 
-inline std::vector<Isa> AllIsas() {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
-    if (isa <= DetectIsa()) isas.push_back(isa);
-  }
-  return isas;
-}
-
 struct TestEntry {
   std::vector<float> k, v;
   float beta = 0;
   std::vector<double> stored_k, stored_v;  // as the page keeps them
 };
 
-// Memory of pages, 128-byte units handed out one after the other.
+// Memory of pages, 128-byte units handed out one after the other. In bytes it is NaN at first.
 class TestArena {
  public:
-  explicit TestArena(int64_t bytes) : memory_(static_cast<size_t>(bytes) + kPageAlignment, 0xff) {}
-  void* data() {
-    const auto at = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (kPageAlignment - at % kPageAlignment) % kPageAlignment;
+  TestArena(const Target& target, int64_t bytes) : target_(target), stream_(backend().NewStream()) {
+    auto memory = backend().Allocate(bytes);
+    LOUPE_CHECK(memory.ok()) << memory.status().ToString();
+    memory_ = *std::move(memory);
+    const std::vector<uint8_t> poison(static_cast<size_t>(bytes), 0xff);
+    backend().Copy(memory_->data(), poison.data(), bytes, *stream_);
+    Wait();
   }
+  Backend& backend() const { return BackendOf(target_); }
+  const Target& target() const { return target_; }
+  void* data() { return memory_->data(); }
   PageRef NewPage(const PageClass& page_class, int head_dim) {
     const int64_t bytes = MakePageLayout(page_class, head_dim).bytes;
     const PageRef ref = MakePageRef(static_cast<uint32_t>(used_ / kPageAlignment), 0, page_class);
     used_ += bytes;
-    EXPECT_LE(used_ + kPageAlignment, static_cast<int64_t>(memory_.size())) << "the test's arena is too small";
+    EXPECT_LE(used_, memory_->bytes()) << "the test's arena is too small";
     return ref;
   }
   uint8_t* Page(const PageRef& ref) { return static_cast<uint8_t*>(data()) + int64_t{ref.unit} * kPageAlignment; }
+  // Bytes of a page from `offset` on.
+  std::vector<uint8_t> Read(const PageRef& ref, int64_t offset, int64_t bytes) {
+    std::vector<uint8_t> out(static_cast<size_t>(bytes));
+    backend().Copy(out.data(), Page(ref) + offset, bytes, *stream_);
+    Wait();
+    return out;
+  }
+  void Write(const PageRef& ref, int64_t offset, const void* from, int64_t bytes) {
+    backend().Copy(Page(ref) + offset, from, bytes, *stream_);
+    Wait();
+  }
+  void Wait() {
+    const absl::Status status = stream_->Synchronize();
+    LOUPE_CHECK(status.ok()) << status.ToString();
+  }
 
  private:
-  std::vector<uint8_t> memory_;
+  const Target target_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<DeviceBuffer> memory_;
   int64_t used_ = 0;
 };
 
@@ -83,8 +104,9 @@ struct Expected {
 // One call of Attend with everything that it can be given.
 class AttendCase {
  public:
-  AttendCase(int head_dim, int heads_per_group, int num_groups, uint64_t seed, int64_t arena_bytes = int64_t{8} << 20)
-      : dim(head_dim), heads(heads_per_group), groups(num_groups), arena(arena_bytes), random(seed) {}
+  AttendCase(const Target& target, int head_dim, int heads_per_group, int num_groups, uint64_t seed,
+             int64_t arena_bytes = int64_t{8} << 20)
+      : dim(head_dim), heads(heads_per_group), groups(num_groups), arena(target, arena_bytes), random(seed) {}
 
   const int dim, heads, groups;
   TestArena arena;
@@ -118,36 +140,56 @@ class AttendCase {
   }
   void AddPage(TestList* list, const PageClass& page_class, const std::vector<TestEntry>& entries) {
     list->pages.push_back(arena.NewPage(page_class, dim));
-    for (const TestEntry& entry : entries) Append(list, entry);
+    Append(list, entries);
   }
+  void Append(TestList* list, const TestEntry& entry) { Append(list, std::vector<TestEntry>{entry}); }
 
-  // Writes an entry behind the last of the list's last page.
-  void Append(TestList* list, const TestEntry& entry) {
+  // Writes entries behind the last of the list's last page.
+  void Append(TestList* list, const std::vector<TestEntry>& entries) {
+    if (entries.empty()) return;
     PageRef& page = list->pages.back();
-    std::vector<float> k = entry.k, v = entry.v;
-    PageRef slot = page;
-    AppendKvArgs args;
-    args.k = MakeTensor(k.data(), DType::kF32, 1, 1, dim);
-    args.v = MakeTensor(v.data(), DType::kF32, 1, 1, dim);
-    args.slots = MakeTensor(&slot, DType::kBytes, 1, 1);
-    args.arena = arena.data();
-    AppendKvCpu(args, {pool_, append_isa});
-    if (page.log_weights != 0) {
-      const PageLayout layout = MakePageLayout(page.page_class(), dim);
-      auto* plane = reinterpret_cast<float*>(arena.Page(page) + layout.log_weight_offset);
-      EXPECT_EQ(plane[page.count], 0.f) << "a fresh slot has no log-weight";
-      plane[page.count] = entry.beta;
+    const int first = page.count;
+    std::vector<float> k, v, betas;
+    std::vector<PageRef> slots;
+    for (const TestEntry& entry : entries) {
+      k.insert(k.end(), entry.k.begin(), entry.k.end());
+      v.insert(v.end(), entry.v.begin(), entry.v.end());
+      betas.push_back(entry.beta);
+      slots.push_back(page);
+      ++page.count;
     }
-    ++page.count;
-    list->entries.push_back(entry);
+    const auto n = static_cast<int64_t>(entries.size());
+    DeviceArrays arrays(arena.backend());
+    AppendKvArgs args;
+    args.k = arrays.In(Rows(k, n));
+    args.v = arrays.In(Rows(v, n));
+    args.slots = arrays.In(MakeTensor(slots.data(), DType::kBytes, n, 1), sizeof(PageRef));
+    args.arena = arena.data();
+    arena.backend().AppendKv(args, arrays.stream());
+    arrays.Finish();
+    if (page.log_weights != 0) {
+      const int64_t offset = MakePageLayout(page.page_class(), dim).log_weight_offset + 4 * first;
+      for (const uint8_t byte : arena.Read(page, offset, 4 * n)) EXPECT_EQ(byte, 0) << "a fresh slot has no log-weight";
+      arena.Write(page, offset, betas.data(), 4 * n);
+    }
     const PageFormat format = page.page_class().format;
-    const auto stored = [](Codec codec, float x) {
-      return codec == Codec::kF32 ? static_cast<double>(x) : RoundToHalf(static_cast<double>(x));
+    const auto stored = [&](Codec codec, float x) {
+      return codec == Codec::kF32        ? static_cast<double>(x)
+             : IsCuda(arena.target()) ? testing::RoundToBf16(x)
+                                      : RoundToHalf(static_cast<double>(x));
     };
-    for (const float x : entry.k) list->entries.back().stored_k.push_back(stored(format.key, x));
-    for (const float x : entry.v) list->entries.back().stored_v.push_back(stored(format.value, x));
+    for (const TestEntry& entry : entries) {
+      list->entries.push_back(entry);
+      for (const float x : entry.k) list->entries.back().stored_k.push_back(stored(format.key, x));
+      for (const float x : entry.v) list->entries.back().stored_v.push_back(stored(format.value, x));
+    }
   }
-  Isa append_isa = DetectIsa();
+  // [n, 1, D]
+  Tensor Rows(std::vector<float>& x, int64_t n) const {
+    Tensor t = MakeTensor(x.data(), DType::kF32, n, 1, dim);
+    t.rank = 3;
+    return t;
+  }
 
   bool mixed_formats = false;  // every page of a random list is coded as chance has it
   PageFormat RandomFormat() { return {static_cast<Codec>(Below(kNumCodecs)), static_cast<Codec>(Below(kNumCodecs))}; }
@@ -192,11 +234,9 @@ class AttendCase {
     std::vector<float> out;                // [T, H, D]
     std::vector<float> mass, probability;  // as AttendArgs says
   };
-  Result Attend(Isa isa, int threads, bool exact, bool probabilities = false);
+  Result Attend(int threads, bool exact, bool probabilities = false);
 
  private:
-  ThreadPool pool_{1};
-
   struct Weighted {
     const TestEntry* entry;
     double logit, span;
@@ -270,7 +310,7 @@ inline Expected AttendCase::Oracle(const TestRow& row) const {
   return expected;
 }
 
-inline AttendCase::Result AttendCase::Attend(Isa isa, int threads, bool exact, bool probabilities) {
+inline AttendCase::Result AttendCase::Attend(int threads, bool exact, bool probabilities) {
   const int64_t num_rows = static_cast<int64_t>(rows.size()), width = int64_t{heads} * groups * dim;
   std::vector<float> q;
   std::vector<int32_t> sequence, begin, end, list_begin{0}, extra_counts;
@@ -299,30 +339,40 @@ inline AttendCase::Result AttendCase::Attend(Isa isa, int threads, bool exact, b
   pages.emplace_back();  // so that an empty table still has an address
   Result result;
   result.out.assign(static_cast<size_t>(num_rows * width), std::nanf(""));
+  const auto pages_room = static_cast<int64_t>(pages.size());
+  const auto tensor3 = [](void* data, int64_t a, int64_t b, int64_t c) {
+    Tensor t = MakeTensor(data, DType::kF32, a, b, c);
+    t.rank = 3;
+    return t;
+  };
+  Backend& backend = BackendOf(arena.target(), exact, threads);
+  DeviceArrays arrays(backend);
   AttendArgs args;
-  args.q = MakeTensor(q.data(), DType::kF32, num_rows, int64_t{heads} * groups, dim);
-  args.row_sequence = MakeTensor(sequence.data(), DType::kI32, num_rows);
-  args.pages = MakeTensor(pages.data(), DType::kBytes, num_pages);
-  args.list_begin = MakeTensor(list_begin.data(), DType::kI32, static_cast<int64_t>(list_begin.size()));
-  args.visible_begin = MakeTensor(begin.data(), DType::kI32, num_rows, groups);
-  args.visible_end = MakeTensor(end.data(), DType::kI32, num_rows, groups);
+  args.q = arrays.In(tensor3(q.data(), num_rows, int64_t{heads} * groups, dim));
+  args.row_sequence = arrays.In(MakeTensor(sequence.data(), DType::kI32, num_rows));
+  args.pages = arrays.In(MakeTensor(pages.data(), DType::kBytes, pages_room), sizeof(PageRef));
+  args.pages.shape[0] = num_pages;
+  args.list_begin = arrays.In(MakeTensor(list_begin.data(), DType::kI32, static_cast<int64_t>(list_begin.size())));
+  args.visible_begin = arrays.In(MakeTensor(begin.data(), DType::kI32, num_rows, groups));
+  args.visible_end = arrays.In(MakeTensor(end.data(), DType::kI32, num_rows, groups));
   if (!extra.empty()) {
-    args.extra_pages = MakeTensor(extra_pages.data(), DType::kBytes, static_cast<int64_t>(extra.size()), room);
-    args.extra_counts = MakeTensor(extra_counts.data(), DType::kI32, static_cast<int64_t>(extra.size()));
+    const auto num_extra = static_cast<int64_t>(extra.size());
+    args.extra_pages = arrays.In(MakeTensor(extra_pages.data(), DType::kBytes, num_extra, room), sizeof(PageRef));
+    args.extra_counts = arrays.In(MakeTensor(extra_counts.data(), DType::kI32, num_extra));
   }
   args.arena = arena.data();
   args.scale = scale;
-  if (!sinks.empty()) args.sinks = MakeTensor(sinks.data(), DType::kF32, static_cast<int64_t>(sinks.size()));
+  if (!sinks.empty()) args.sinks = arrays.In(MakeTensor(sinks.data(), DType::kF32, static_cast<int64_t>(sinks.size())));
   args.prompt_rows = static_cast<int>(prompt_rows);
-  args.out = MakeTensor(result.out.data(), DType::kF32, num_rows, int64_t{heads} * groups, dim);
+  args.out = arrays.Out(tensor3(result.out.data(), num_rows, int64_t{heads} * groups, dim));
   if (probabilities) {
     result.mass.assign(static_cast<size_t>(num_pages * heads), -1.f);
     result.probability.assign(static_cast<size_t>(num_pages * heads * kPageEntries), -1.f);
-    args.page_mass = MakeTensor(result.mass.data(), DType::kF32, num_pages, heads);
-    args.entry_probability = MakeTensor(result.probability.data(), DType::kF32, num_pages, kPageEntries, heads);
+    args.page_mass = arrays.Out(MakeTensor(result.mass.data(), DType::kF32, num_pages, heads));
+    args.entry_probability = arrays.Out(MakeTensor(result.probability.data(), DType::kF32, num_pages, kPageEntries, heads));
   }
-  ThreadPool pool(threads);
-  AttendCpu(args, {pool, isa, exact});
+  backend.Attend(args, arrays.stream());
+  arrays.Finish();
   return result;
 }
 

@@ -12,30 +12,9 @@
 
 #include "kernels/backend.h"
 #include "kernels/check.h"
+#include "tests/kernels/target.h"
 
 namespace loupe::testing {
-
-// Instruction sets that this machine can run, by the names of BackendOptions.isa.
-inline std::vector<std::string> UsableIsas() {
-  std::vector<std::string> names;
-  for (const char* name : {"portable", "avx2", "avx512"}) {
-    BackendOptions options;
-    options.isa = name;
-    options.num_threads = 1;
-    if (MakeBackend(options).ok()) names.push_back(name);
-  }
-  return names;
-}
-
-inline std::unique_ptr<Backend> MakeTestBackend(const std::string& isa, bool exact, int num_threads = 2) {
-  BackendOptions options;
-  options.isa = isa;
-  options.exact = exact;
-  options.num_threads = num_threads;
-  auto backend = MakeBackend(options);
-  LOUPE_CHECK(backend.ok()) << backend.status().ToString();
-  return *std::move(backend);
-}
 
 inline std::vector<float> RandomFloats(int64_t n, std::mt19937& random, float deviation = 1) {
   std::normal_distribution<float> normal(0, deviation);

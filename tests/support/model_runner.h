@@ -83,12 +83,15 @@ class ModelRunner {
       targets.push_back(ids[row + 1]);
     }
     surprisal.assign(targets.size(), -1.f);
-    if (!targets.empty()) step.target_rows = MakeTensor(target_rows.data(), DType::kI32, static_cast<int64_t>(targets.size()));
-    step.targets = targets.data();
-    step.surprisal = surprisal.data();
-    step.block = MakeTensor(block.data(), DType::kF32, 3, static_cast<int64_t>(vocab));
+    if (!targets.empty()) {
+      const auto count = static_cast<int64_t>(targets.size());
+      step.targets.rows = MakeTensor(target_rows.data(), DType::kI32, count);
+      step.targets.ids = MakeTensor(targets.data(), DType::kI32, count);
+      step.targets.surprisal = MakeTensor(surprisal.data(), DType::kF32, count);
+      step.targets.block = MakeTensor(block.data(), DType::kF32, 3, static_cast<int64_t>(vocab));
+    }
     decoder_.Forward(step, *stream_);
-    stream_->Synchronize();
+    LOUPE_CHECK(stream_->Synchronize().ok()) << "the device failed";
     cache_->Commit(batch_, *stream_);
     std::vector<std::vector<std::vector<float>>> out(items.size());
     for (size_t i = 0; i < wanted.size(); ++i) {

@@ -12,6 +12,7 @@ namespace {
 
 std::unique_ptr<Backend> Make(int threads) {
   BackendOptions options;
+  options.device = "cpu";
   options.num_threads = threads;
   auto backend = MakeBackend(options);
   LOUPE_CHECK(backend.ok()) << backend.status().ToString();
@@ -24,10 +25,12 @@ TEST(Backend, RefusesUnknownDevicesAndInstructionSets) {
   EXPECT_EQ(MakeBackend(options).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(MakeBackend(options).status().ToString().find("cpu"), std::string::npos) << "names what exists";
   options = {};
+  options.device = "cpu";
   options.isa = "mmx";
   EXPECT_EQ(MakeBackend(options).status().code(), absl::StatusCode::kInvalidArgument);
   for (const int threads : {-1, 100000}) {
     options = {};
+    options.device = "cpu";
     options.num_threads = threads;
     EXPECT_EQ(MakeBackend(options).status().code(), absl::StatusCode::kInvalidArgument);
   }

@@ -169,7 +169,7 @@ void KvHarness::RunLayer(KvBatch& batch, int layer, const std::vector<KvStepItem
                  *stream_);
   cache_->Attend(batch, layer, MakeTensor(q.data(), DType::kF32, count, heads, dim),
                  MakeTensor(out.data(), DType::kF32, count, heads, dim), *stream_);
-  stream_->Synchronize();
+  ASSERT_TRUE(stream_->Synchronize().ok());
   // Inputs are exact, |v| <= 2. The f32 path errs by a few 1e-6, the fast one rounds weights to 8 bits.
   const double bound = options_.exact ? 2e-5 : 2e-2;
   for (size_t r = 0; r < rows.size(); ++r) {

@@ -48,6 +48,7 @@ TEST(StepAllocations, SteadyDecodeStepsMakeNone) {
   const std::string path = ::testing::TempDir() + "loupe_step_allocation.gguf";
   testing::MakeTinyModel().Write(path);
   EngineConfig config;
+  config.backend.device = "cpu";
   config.backend.num_threads = 2;
   auto model = LoadModel(path, config);
   ASSERT_TRUE(model.ok()) << model.status().ToString();

@@ -1,0 +1,171 @@
+#include "engine/bench/attention.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/mirrored_buffer.h"
+
+namespace loupe {
+namespace {
+
+constexpr int64_t kRotatedBytes = int64_t{512} << 20;  // far past any cache
+constexpr int64_t kSeedBytes = int64_t{32} << 20;      // of random numbers, repeated over the arena
+constexpr int kLaunches = 60;                          // of a timed run
+
+double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Lists of random pages, `copies` sets of them, in an order that no prefetcher guesses.
+class Lists {
+ public:
+  Lists(Backend& backend, const AttentionCase& c) : backend_(backend), c_(c), stream_(backend.NewStream()) {}
+
+  absl::Status Fill() {
+    const PageClass page_class{backend_.Info().dense_format, false, false};
+    page_bytes_ = MakePageLayout(page_class, c_.head_dim).bytes;
+    per_list_ = (c_.context + kPageEntries - 1) / kPageEntries;
+    const int64_t set_pages = int64_t{c_.batch} * c_.num_kv_heads * per_list_;
+    copies_ = static_cast<int>(std::clamp<int64_t>(kRotatedBytes / (set_pages * page_bytes_), 1, kLaunches));
+    auto arena = backend_.Allocate(set_pages * copies_ * page_bytes_);
+    if (!arena.ok()) return arena.status();
+    arena_ = *std::move(arena);
+    if (absl::Status s = FillArena(); !s.ok()) return s;
+
+    std::vector<uint32_t> order(static_cast<size_t>(set_pages * copies_));
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<uint32_t>(i);
+    std::shuffle(order.begin(), order.end(), random_);
+    const int rows = c_.batch * std::max(1, c_.prompt_rows), lists = c_.batch * c_.num_kv_heads;
+    const int64_t elements = int64_t{rows} * c_.num_heads * c_.head_dim;
+    const DType type = backend_.Info().activations;
+    absl::Status s = pages_.Ensure(backend_, static_cast<int64_t>(order.size() * sizeof(PageRef)));
+    if (s.ok()) s = numbers_.Ensure(backend_, (rows + lists + 1 + 2 * int64_t{rows} * c_.num_kv_heads) * 4);
+    if (s.ok()) s = q_.Ensure(backend_, elements * DTypeBytes(type));
+    if (s.ok()) s = out_.Ensure(backend_, elements * DTypeBytes(type));
+    if (!s.ok()) return s;
+    for (size_t i = 0; i < order.size(); ++i) {
+      const int page = static_cast<int>(i % static_cast<size_t>(per_list_));
+      pages_.host<PageRef>()[i] = MakePageRef(static_cast<uint32_t>(order[i] * (page_bytes_ / kPageAlignment)),
+                                              std::min(kPageEntries, c_.context - page * kPageEntries), page_class);
+    }
+    FillNumbers(rows, lists);
+    for (int64_t i = 0; i < elements; ++i) {
+      const float x = std::normal_distribution<float>()(random_);
+      uint32_t bits;
+      std::memcpy(&bits, &x, 4);
+      if (type == DType::kF32) {
+        q_.host<float>()[i] = x;
+      } else {
+        q_.host<uint16_t>()[i] = static_cast<uint16_t>(bits >> 16);
+      }
+    }
+    for (const MirroredBuffer* b : {&pages_, &numbers_, &q_}) b->Upload(backend_, 0, b->bytes(), *stream_);
+    return stream_->Synchronize();
+  }
+
+  int copies() const { return copies_; }
+  Stream& stream() { return *stream_; }
+
+  void Attend(int copy) {
+    const int rows = c_.batch * std::max(1, c_.prompt_rows), lists = c_.batch * c_.num_kv_heads;
+    const int64_t set_pages = int64_t{lists} * per_list_;
+    int32_t* numbers = numbers_.device<int32_t>();
+    const auto heads = [&](void* data) {
+      Tensor t = MakeTensor(data, backend_.Info().activations, rows, c_.num_heads, c_.head_dim);
+      t.rank = 3;
+      return t;
+    };
+    AttendArgs args;
+    args.q = heads(q_.device<void>());
+    args.out = heads(out_.device<void>());
+    args.row_sequence = MakeTensor(numbers, DType::kI32, rows);
+    args.list_begin = MakeTensor(numbers + rows, DType::kI32, lists + 1);
+    args.visible_begin = MakeTensor(numbers + rows + lists + 1, DType::kI32, rows, c_.num_kv_heads);
+    args.visible_end =
+        MakeTensor(numbers + rows + lists + 1 + rows * c_.num_kv_heads, DType::kI32, rows, c_.num_kv_heads);
+    args.pages = MakeTensor(pages_.device<PageRef>() + copy * set_pages, DType::kBytes, set_pages);
+    args.arena = arena_->data();
+    args.scale = 1 / std::sqrt(static_cast<float>(c_.head_dim));
+    args.prompt_rows = c_.prompt_rows > 0 ? rows : 0;
+    backend_.Attend(args, *stream_);
+  }
+
+ private:
+  absl::Status FillArena() {
+    auto seed = backend_.AllocateHost(kSeedBytes);
+    if (!seed.ok()) return seed.status();
+    auto* words = static_cast<uint64_t*>((*seed)->data());
+    // Numbers of magnitude 0.5 to 2 in both 16-bit formats and in f32.
+    for (int64_t i = 0; i < kSeedBytes / 8; ++i) words[i] = 0x3f003f003f003f00u | (random_() & 0x807f807f807f807fu);
+    for (int64_t at = 0; at < arena_->bytes(); at += kSeedBytes) {
+      backend_.Copy(static_cast<char*>(arena_->data()) + at, words, std::min(kSeedBytes, arena_->bytes() - at),
+                    *stream_);
+    }
+    return stream_->Synchronize();
+  }
+  void FillNumbers(int rows, int lists) {
+    int32_t* at = numbers_.host<int32_t>();
+    const int per_sequence = std::max(1, c_.prompt_rows);
+    for (int row = 0; row < rows; ++row) *at++ = row / per_sequence;
+    for (int list = 0; list <= lists; ++list) *at++ = list * per_list_;
+    at = std::fill_n(at, rows * c_.num_kv_heads, 0);
+    for (int row = 0; row < rows; ++row)
+      at = std::fill_n(at, c_.num_kv_heads, c_.context - per_sequence + 1 + row % per_sequence);
+  }
+
+  Backend& backend_;
+  const AttentionCase c_;
+  std::unique_ptr<Stream> stream_;
+  std::mt19937_64 random_{1};
+  std::unique_ptr<DeviceBuffer> arena_;
+  MirroredBuffer pages_, numbers_, q_, out_;
+  int64_t page_bytes_ = 0;
+  int per_list_ = 0, copies_ = 1;
+};
+
+}  // namespace
+
+absl::StatusOr<BenchResult> BenchAttention(Backend& backend, const AttentionCase& c) {
+  if (c.batch < 1 || c.context < 1 || c.prompt_rows > c.context) {
+    return absl::InvalidArgumentError(absl::StrCat("attention of ", c.batch, " sequences of ", c.context,
+                                                   " entries with ", c.prompt_rows, " prompt rows cannot be measured"));
+  }
+  Lists lists(backend, c);
+  if (absl::Status s = lists.Fill(); !s.ok()) return s;
+  int launches = kLaunches;
+  const auto run = [&] {
+    for (int i = 0; i < launches; ++i) lists.Attend(i % lists.copies());
+  };
+  lists.Attend(0);
+  if (absl::Status s = lists.stream().Synchronize(); !s.ok()) return s;
+  const double begin = Seconds();
+  lists.Attend(0);
+  if (absl::Status s = lists.stream().Synchronize(); !s.ok()) return s;
+  launches = static_cast<int>(std::clamp(0.1 / (Seconds() - begin), 1.0, double{kLaunches}));
+  const std::unique_ptr<OpGraph> graph = backend.Record(run, lists.stream());
+  std::vector<double> times;
+  for (int i = 0; i <= c.repeat; ++i) {
+    const double start = Seconds();
+    graph ? graph->Launch(lists.stream()) : run();
+    if (absl::Status s = lists.stream().Synchronize(); !s.ok()) return s;
+    if (i > 0) times.push_back((Seconds() - start) / launches);
+  }
+  std::sort(times.begin(), times.end());
+  BenchResult result;
+  result.name = "attention";
+  const double time = times[times.size() / 2];
+  const double rows = std::max(1, c.prompt_rows);
+  const double seen = c.batch * rows * (c.context - (rows - 1) / 2);
+  result.time_us = time * 1e6;
+  const PageFormat format = backend.Info().dense_format;
+  result.bytes = double(c.batch) * c.num_kv_heads * c.context *
+                 static_cast<double>(CodecBytes(format.key, c.head_dim) + CodecBytes(format.value, c.head_dim));
+  result.flops = 4 * seen * c.num_heads * c.head_dim;
+  result.gbps = result.bytes / time * 1e-9;
+  return result;
+}
+
+}  // namespace loupe

@@ -1,0 +1,204 @@
+// Attention in f32 arithmetic for whatever the fast kernels do not take: exact mode with its f32 pages, head sizes
+// other than 64 and 128, devices without wgmma. One block a (row, kv head), page by page: the slow version that stays.
+// Also the probabilities of pages and entries, computed in a second pass from the rows' log-sums, so that nobody else
+// pays.
+#include "kernels/cuda/attend_inputs.cuh"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/pages.cuh"
+
+namespace loupe::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr float kNone = -INFINITY;
+
+struct Plain : AttendInputs {
+  bool q_bf16, out_bf16, round_q;
+  float* row_lse;
+  int first_row, num_rows;
+  float *page_mass, *entry_probability;
+};
+
+Plain MakePlain(const AttendArgs& args, int64_t first, int64_t num, const CudaContext& context) {
+  Plain p = {};
+  SetInputs(args, &p);
+  p.q_bf16 = args.q.dtype == DType::kBF16, p.out_bf16 = args.out.dtype == DType::kBF16;
+  p.row_lse = context.workspace->row_lse;
+  p.first_row = static_cast<int>(first), p.num_rows = static_cast<int>(num);
+  p.page_mass = args.page_mass.as<float>(), p.entry_probability = args.entry_probability.as<float>();
+  return p;
+}
+
+__device__ __forceinline__ float Element(const uint8_t* plane, int bytes, int index) {
+  return bytes == 4 ? reinterpret_cast<const float*>(plane)[index]
+                    : ToFloat(reinterpret_cast<const __nv_bfloat16*>(plane)[index]);
+}
+
+// The row's queries of the group into shared memory.
+__device__ void LoadQueries(const Plain& p, int row, int group, float* q) {
+  for (int i = threadIdx.x; i < p.heads * p.dim; i += kThreads) {
+    const int64_t at = row * p.q_stride + int64_t{group} * p.heads * p.dim + i;
+    float x = p.q_bf16 ? ToFloat(static_cast<const __nv_bfloat16*>(p.q)[at]) : static_cast<const float*>(p.q)[at];
+    if (p.round_q) x = ToFloat(__float2bfloat16(x));
+    q[i] = x;
+  }
+}
+
+// log2-domain logit of an entry.
+__device__ float Logit(const Plain& p, const PageView& page, int e, const float* q) {
+  const uint8_t* keys = p.arena + page.offset;
+  float dot = 0;
+  for (int d = 0; d < p.dim; ++d)
+    dot = fmaf(q[d], Element(keys, page.key_bytes, ElementIndex(e, d, page.entries)), dot);
+  float x = dot * p.scale_log2e;
+  if (page.log_weights) x += reinterpret_cast<const float*>(p.arena + page.LogWeightOffset(p.dim))[e] * kLog2e;
+  return x;
+}
+
+struct Running {
+  float max, sum, factor;
+};
+
+// The finished row of a group: the sink joins the denominator.
+__device__ void StoreRow(const Plain& p, int row, int group, const float* out, const Running* running) {
+  for (int j = threadIdx.x; j < p.heads * p.dim; j += kThreads) {
+    const int head = j / p.dim;
+    float sum = running[head].sum, value = out[j];
+    const float max = running[head].max;
+    float top = max;
+    if (p.sinks) {
+      const float sink = p.sinks[group * p.heads + head] * kLog2e;
+      top = fmaxf(max, sink);
+      if (top != kNone) sum = sum * exp2f(max - top) + exp2f(sink - top), value *= exp2f(max - top);
+    }
+    value = max == kNone ? 0 : value / sum;
+    const int64_t at = row * p.out_stride + int64_t{group} * p.heads * p.dim + j;
+    if (p.out_bf16) {
+      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16(value);
+    } else {
+      static_cast<float*>(p.out)[at] = value;
+    }
+    if (p.row_lse && j % p.dim == 0)
+      p.row_lse[int64_t{row} * p.groups * p.heads + group * p.heads + head] = top == kNone ? 0 : top + log2f(sum);
+  }
+}
+
+__global__ void PlainKernel(const Plain p) {
+  extern __shared__ float shared[];
+  float* q = shared;
+  float* out = q + p.heads * p.dim;
+  float* x = out + p.heads * p.dim;  // [heads][64]
+  __shared__ Running running[32];
+  GridWait();
+  GridLaunch();
+  const int row = p.first_row + blockIdx.x / p.groups, group = blockIdx.x % p.groups;
+  const int list = p.row_sequence[row] * p.groups + group;
+  LoadQueries(p, row, group, q);
+  for (int i = threadIdx.x; i < p.heads * p.dim; i += kThreads) out[i] = 0;
+  if (threadIdx.x < p.heads) running[threadIdx.x] = {kNone, 0, 1};
+  const int in_list = p.list_begin[list + 1] - p.list_begin[list];
+  const int pages = in_list + (p.extra_pages ? p.extra_counts[list] : 0);
+  const int begin = p.visible_begin[int64_t{row} * p.groups + group],
+            end = p.visible_end[int64_t{row} * p.groups + group];
+  int start = 0;
+  for (int i = 0; i < pages; ++i) {
+    const PageView page(i < in_list ? p.pages[p.list_begin[list] + i]
+                                    : p.extra_pages[list * p.extra_stride + i - in_list]);
+    const int low = i < in_list ? max(0, begin - start) : 0,
+              high = i < in_list ? min(page.count, end - start) : page.count;
+    start += page.count;
+    if (low >= high) continue;
+    __syncthreads();
+    for (int j = threadIdx.x; j < p.heads * kPageEntries; j += kThreads) {
+      const int head = j / kPageEntries, e = j % kPageEntries;
+      x[j] = e >= low && e < high ? Logit(p, page, e, q + head * p.dim) : kNone;
+    }
+    __syncthreads();
+    if (threadIdx.x < p.heads) {
+      Running& r = running[threadIdx.x];
+      float* mine = x + threadIdx.x * kPageEntries;
+      float top = r.max;
+      for (int e = low; e < high; ++e) top = fmaxf(top, mine[e]);
+      const float base = top == kNone ? 0 : top;
+      r.factor = exp2f(r.max - base);
+      r.sum *= r.factor;
+      r.max = top;
+      for (int e = low; e < high; ++e) mine[e] = exp2f(mine[e] - base), r.sum += mine[e];
+    }
+    __syncthreads();
+    const uint8_t* values = p.arena + page.ValueOffset(p.dim);
+    for (int j = threadIdx.x; j < p.heads * p.dim; j += kThreads) {
+      const int head = j / p.dim, d = j % p.dim;
+      float sum = out[j] * running[head].factor;
+      for (int e = low; e < high; ++e)
+        sum =
+            fmaf(x[head * kPageEntries + e], Element(values, page.value_bytes, ElementIndex(e, d, page.entries)), sum);
+      out[j] = sum;
+    }
+  }
+  __syncthreads();
+  StoreRow(p, row, group, out, running);
+}
+
+// One block a (row, kv head) and every gridDim.y-th page.
+__global__ void ProbabilityKernel(const Plain p) {
+  extern __shared__ float shared[];
+  float* q = shared;
+  float* x = q + p.heads * p.dim;  // [64][heads]
+  GridWait();
+  GridLaunch();
+  const int at = blockIdx.x / p.groups, row = p.first_row + at, group = blockIdx.x % p.groups;
+  const int sequence = p.row_sequence[row];
+  if ((at > 0 && p.row_sequence[row - 1] == sequence) || (at + 1 < p.num_rows && p.row_sequence[row + 1] == sequence))
+    return;
+  const int list = sequence * p.groups + group;
+  LoadQueries(p, row, group, q);
+  const float* lse = p.row_lse + int64_t{row} * p.groups * p.heads + group * p.heads;
+  const int first = p.list_begin[list], pages = p.list_begin[list + 1] - first;
+  const int begin = p.visible_begin[int64_t{row} * p.groups + group],
+            end = p.visible_end[int64_t{row} * p.groups + group];
+  int start = 0;
+  for (int i = 0; i < pages; ++i) {
+    const PageView page(p.pages[first + i]);
+    const int low = max(0, begin - start), high = min(page.count, end - start);
+    start += page.count;
+    if (i % gridDim.y != blockIdx.y) continue;
+    __syncthreads();
+    for (int j = threadIdx.x; j < kPageEntries * p.heads; j += kThreads) {
+      const int e = j / p.heads, head = j % p.heads;
+      x[j] = e >= low && e < high ? exp2f(Logit(p, page, e, q + head * p.dim) - lse[head]) : 0.0f;
+      if (p.entry_probability) p.entry_probability[int64_t{first + i} * kPageEntries * p.heads + j] = x[j];
+    }
+    __syncthreads();
+    if (p.page_mass && threadIdx.x < p.heads) {
+      float mass = 0;
+      for (int e = low; e < high; ++e) mass += x[e * p.heads + threadIdx.x];
+      p.page_mass[int64_t{first + i} * p.heads + threadIdx.x] = mass;
+    }
+  }
+}
+
+}  // namespace
+
+// Flops 4 D a (query head, entry); written for clarity, not for speed.
+void AttendPlain(const AttendArgs& args, int64_t first, int64_t num, CudaContext context) {
+  if (num == 0) return;
+  Plain p = MakePlain(args, first, num, context);
+  const bool probabilities = args.page_mass.defined() || args.entry_probability.defined();
+  if (!probabilities || first < args.prompt_rows) p.row_lse = nullptr;
+  const size_t bytes =
+      sizeof(float) * (2 * static_cast<size_t>(p.heads * p.dim) + static_cast<size_t>(p.heads) * kPageEntries);
+  Launch(PlainKernel, static_cast<unsigned>(num * p.groups), kThreads, bytes, context.stream, p);
+}
+
+// Reads the keys once more.
+void AttendProbabilities(const AttendArgs& args, int64_t first, int64_t num, CudaContext context) {
+  Plain p = MakePlain(args, first, num, context);
+  p.round_q = !context.exact && (p.dim == 64 || p.dim == 128);
+  const size_t bytes =
+      sizeof(float) * (static_cast<size_t>(p.heads * p.dim) + static_cast<size_t>(p.heads) * kPageEntries);
+  Launch(ProbabilityKernel, dim3(static_cast<unsigned>(num * p.groups), 16), kThreads, bytes, context.stream, p);
+}
+
+}  // namespace loupe::cuda

@@ -1,0 +1,96 @@
+// The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention | model [deterministic]`. One JSON
+// object a line. `model`: whole steps of the Llama-3.1-8B shape with random weights.
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "engine/bench/attention.h"
+#include "engine/bench/bench.h"
+#include "engine/bench/random_model.h"
+
+namespace loupe {
+namespace {
+
+void Report(const char* what, int heads, int dim, int batch, int context, int prompt,
+            const absl::StatusOr<BenchResult>& r) {
+  if (!r.ok()) {
+    std::printf("{\"case\":\"%s\",\"batch\":%d,\"context\":%d,\"error\":\"%s\"}\n", what, batch, context,
+                r.status().ToString().c_str());
+  } else {
+    std::printf(
+        "{\"case\":\"%s\",\"heads\":%d,\"dim\":%d,\"batch\":%d,\"context\":%d,\"prompt\":%d,\"time_us\":%.2f,\"gbps\":%"
+        ".0f,\"tflops\":%.1f}\n",
+        what, heads, dim, batch, context, prompt, r->time_us, r->gbps, r->flops / r->time_us * 1e-6);
+  }
+  std::fflush(stdout);
+}
+
+int Attention(const BackendOptions& options) {
+  auto backend = MakeBackend(options);
+  if (!backend.ok()) {
+    std::fprintf(stderr, "error: %s\n", backend.status().ToString().c_str());
+    return 1;
+  }
+  std::printf("{\"device\":\"%s\",\"read_gbps\":%.0f}\n", (*backend)->Info().detail.c_str(),
+              MeasureReadBandwidth(**backend).value_or(0));
+  const struct {
+    int heads, kv_heads, dim, batch, context, prompt;
+  } cases[] = {{32, 8, 128, 1, 1024, 0},    {32, 8, 128, 1, 32768, 0},   {32, 8, 128, 1, 131072, 0},
+               {32, 8, 128, 8, 32768, 0},   {32, 8, 128, 8, 131072, 0},  {32, 8, 128, 32, 32768, 0},
+               {32, 8, 128, 64, 8192, 0},   {9, 3, 64, 64, 4096, 0},     {9, 3, 64, 1, 1024, 0},
+               {32, 8, 128, 1, 2048, 2048}, {32, 8, 128, 1, 8192, 8192}, {32, 8, 128, 1, 8192, 512},
+               {32, 8, 128, 4, 4096, 4096}, {9, 3, 64, 1, 8192, 8192}};
+  for (const auto& c : cases) {
+    const AttentionCase one{c.heads, c.kv_heads, c.dim, c.batch, c.context, c.prompt, 10};
+    Report(c.prompt ? "prefill attention" : "decode attention", c.heads, c.dim, c.batch, c.context, c.prompt,
+           BenchAttention(**backend, one));
+  }
+  return 0;
+}
+
+int Model(const BackendOptions& options) {
+  EngineConfig config;
+  config.backend = options;
+  config.max_step_tokens = 8192;
+  auto model = MakeRandomModel("llama-3.1-8b", config);
+  if (!model.ok()) {
+    std::fprintf(stderr, "error: %s\n", model.status().ToString().c_str());
+    return 1;
+  }
+  BenchOptions run;
+  run.max_step_tokens = config.max_step_tokens;
+  run.repeat = 3;
+  for (const auto& [batch, context] :
+       {std::pair{1, 1024}, std::pair{8, 1024}, std::pair{8, 32768}, std::pair{64, 4096}}) {
+    run.batch = batch, run.context = context, run.tokens = 32;
+    const auto r = BenchDecode(*model, run);
+    if (!r.ok()) return std::fprintf(stderr, "error: %s\n", r.status().ToString().c_str()), 1;
+    std::printf(
+        "{\"case\":\"decode\",\"batch\":%d,\"context\":%d,\"time_us\":%.1f,\"host_us\":%.1f,\"bytes\":%.0f,\"gbps\":%."
+        "0f,\"share\":%.3f}\n",
+        batch, context, r->time_us, r->host_us, r->bytes, r->gbps, r->share_of_limit);
+    std::fflush(stdout);
+  }
+  for (const int context : {512, 2048, 8192}) {
+    run.batch = 1, run.context = context;
+    const auto r = BenchPrefill(*model, run);
+    if (!r.ok()) return std::fprintf(stderr, "error: %s\n", r.status().ToString().c_str()), 1;
+    std::printf("{\"case\":\"prefill\",\"context\":%d,\"time_us\":%.1f,\"tflops\":%.1f,\"tokens_per_s\":%.0f}\n",
+                context, r->time_us, r->flops / r->time_us * 1e-6, r->tokens_per_s);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  BackendOptions options;
+  options.device = "cuda";
+  options.deterministic = argc > 2 && std::strcmp(argv[2], "deterministic") == 0;
+  if (argc > 1 && std::strcmp(argv[1], "model") == 0) return Model(options);
+  return Attention(options);
+}
+
+}  // namespace
+}  // namespace loupe
+
+int main(int argc, char** argv) { return loupe::Main(argc, argv); }
