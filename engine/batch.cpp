@@ -1,6 +1,7 @@
 #include "engine/batch.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/check.h"
@@ -26,8 +27,12 @@ absl::StatusOr<std::unique_ptr<StepBatch>> StepBatch::Create(Backend& backend, i
     if (s.ok()) s = b->Ensure(backend, int64_t{max_rows} * 4);
   }
   if (s.ok()) s = batch->logit_rows_.Ensure(backend, int64_t{max_sequences} * 4);
-  if (s.ok()) s = batch->logits_.Ensure(backend, int64_t{max_sequences} * vocab_size * 4);
+  if (s.ok()) s = batch->choice_rows_.Ensure(backend, max_sequences * int64_t{sizeof(SampleRow)});
+  if (s.ok()) s = batch->choices_.Ensure(backend, max_sequences * int64_t{sizeof(SampledRow)});
   if (!s.ok()) return s;
+  auto logits = backend.Allocate(int64_t{max_sequences} * vocab_size * 4);
+  if (!logits.ok()) return logits.status();
+  batch->logits_ = *std::move(logits);
   return batch;
 }
 
@@ -107,9 +112,44 @@ SurprisalTargets StepBatch::targets() const {
   targets.rows = MakeTensor(target_rows_.device<int32_t>(), DType::kI32, num_targets_);
   targets.ids = MakeTensor(targets_.device<int32_t>(), DType::kI32, num_targets_);
   targets.surprisal = MakeTensor(surprisal_.device<float>(), DType::kF32, num_targets_);
-  targets.block = MakeTensor(logits_.device<float>(), DType::kF32, max_sequences_, vocab_size_);
+  targets.block = MakeTensor(logits_->data(), DType::kF32, max_sequences_, vocab_size_);
   targets.block.rank = 2;
   return targets;
+}
+
+absl::Status StepBatch::BuildChoices(int places) {
+  all_changes_.clear();
+  num_siblings_.clear();
+  num_choices_ = 0;
+  const auto add = [&](const EngineSequence& s, size_t logits) {
+    LOUPE_CHECK(num_choices_ < max_sequences_) << num_choices_ << " tokens are chosen already";
+    SampleRow& row = choice_rows_.host<SampleRow>()[num_choices_++];
+    row = s.sampler().Describe(s.num_output(), &all_changes_);
+    row.logits = static_cast<int32_t>(logits);
+  };
+  for (size_t i = 0; i < sampled_.size(); ++i) {
+    add(*sampled_[i], i);
+    const auto& siblings = sampled_[i]->request().siblings;
+    num_siblings_.push_back(std::min(static_cast<int>(siblings.size()), std::max(places, 0)));
+    for (int k = 0; k < num_siblings_.back(); ++k) add(*siblings[static_cast<size_t>(k)], i);
+    places -= num_siblings_.back();
+  }
+  const size_t bytes = all_changes_.size() * sizeof(LogitChange);
+  if (absl::Status s = changes_.Ensure(*backend_, static_cast<int64_t>(bytes)); !s.ok()) return s;
+  if (bytes > 0) std::memcpy(changes_.host<char>(), all_changes_.data(), bytes);
+  return absl::OkStatus();
+}
+
+void StepBatch::Choose(int vocab_size, Stream& stream) {
+  if (num_choices_ == 0) return;
+  SampleArgs args;
+  args.logits = logits();
+  args.logits.shape[1] = vocab_size;
+  args.rows = MakeTensor(choice_rows_.device<char>(), DType::kBytes, num_choices_);
+  args.changes = MakeTensor(changes_.device<char>(), DType::kBytes, static_cast<int64_t>(all_changes_.size()));
+  args.out = MakeTensor(choices_.device<char>(), DType::kBytes, num_choices_);
+  backend_->Sample(args, stream);
+  choices_.Download(*backend_, 0, num_choices_ * int64_t{sizeof(SampledRow)}, stream);
 }
 
 void StepBatch::Upload(Stream& stream) {
@@ -117,10 +157,8 @@ void StepBatch::Upload(Stream& stream) {
   logit_rows_.Upload(*backend_, 0, static_cast<int64_t>(sampled_.size()) * 4, stream);
   target_rows_.Upload(*backend_, 0, int64_t{num_targets_} * 4, stream);
   targets_.Upload(*backend_, 0, int64_t{num_targets_} * 4, stream);
-}
-
-void StepBatch::DownloadLogits(Stream& stream) {
-  logits_.Download(*backend_, 0, static_cast<int64_t>(sampled_.size()) * vocab_size_ * 4, stream);
+  choice_rows_.Upload(*backend_, 0, num_choices_ * int64_t{sizeof(SampleRow)}, stream);
+  changes_.Upload(*backend_, 0, static_cast<int64_t>(all_changes_.size() * sizeof(LogitChange)), stream);
 }
 
 Tensor StepBatch::ids() const { return MakeTensor(ids_.device<int32_t>(), DType::kI32, num_rows_); }
@@ -130,12 +168,10 @@ Tensor StepBatch::logit_rows() const {
   return MakeTensor(logit_rows_.device<int32_t>(), DType::kI32, static_cast<int64_t>(sampled_.size()));
 }
 
-Tensor StepBatch::LogitsAt(float* data) const {
-  Tensor t = MakeTensor(data, DType::kF32, static_cast<int64_t>(sampled_.size()), vocab_size_);
+Tensor StepBatch::logits() const {
+  Tensor t = MakeTensor(logits_->data(), DType::kF32, static_cast<int64_t>(sampled_.size()), vocab_size_);
   t.rank = 2;
   return t;
 }
-Tensor StepBatch::logits() const { return LogitsAt(logits_.device<float>()); }
-Tensor StepBatch::host_logits() const { return LogitsAt(logits_.host<float>()); }
 
 }  // namespace loupe

@@ -34,9 +34,13 @@ class StepBatch {
   void Build(const std::vector<BatchItem>& items);
   // Asks for the surprisal of the prompt tokens that follow this step's rows of these items, which are part of the batch.
   void BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache);
-  // Between the host, where Build writes and logits are read, and the device, where the pass works.
+  // How the samples that want a token choose it, and up to `places` siblings that may go on from the same logits. The
+  // backend's RESOURCE_EXHAUSTED if penalties and biases need more memory than there is.
+  absl::Status BuildChoices(int places);
+  // To the device, where the pass works.
   void Upload(Stream& stream);
-  void DownloadLogits(Stream& stream);
+  // The tokens, once the logits are there: `vocab_size` ids to choose from. Read on the host after the step.
+  void Choose(int vocab_size, Stream& stream);
 
   int num_rows() const { return num_rows_; }
   int prompt_rows() const { return prompt_rows_; }
@@ -47,20 +51,25 @@ class StepBatch {
 
   // Whose logits row i holds.
   const std::vector<EngineSequence*>& sampled() const { return sampled_; }
+  // What was chosen: for each of sampled(), its own token, then those of num_siblings(i) siblings.
+  const SampledRow* choices() const { return choices_.host<SampledRow>(); }
+  int num_siblings(size_t i) const { return num_siblings_[i]; }
   int logit_prompt_rows() const { return logit_prompt_rows_; }
   Tensor ids() const;          // [T] i32 on the device
   Tensor logit_rows() const;   // [n] i32 on the device, undefined if n = 0
   Tensor logits() const;       // [n, V] f32 on the device
-  Tensor host_logits() const;  // the same on the host, once downloaded
 
  private:
   StepBatch() = default;
 
-  Tensor LogitsAt(float* data) const;
-
   Backend* backend_ = nullptr;
   int max_rows_ = 0, max_sequences_ = 0, vocab_size_ = 0;
-  MirroredBuffer ids_, logit_rows_, logits_, target_rows_, targets_, surprisal_;
+  std::unique_ptr<DeviceBuffer> logits_;
+  MirroredBuffer ids_, logit_rows_, target_rows_, targets_, surprisal_;
+  MirroredBuffer choice_rows_, changes_, choices_;
+  std::vector<LogitChange> all_changes_;
+  std::vector<int> num_siblings_;
+  int num_choices_ = 0;
   int num_targets_ = 0;
   std::vector<EngineSequence*> sampled_;
   int num_rows_ = 0, prompt_rows_ = 0, logit_prompt_rows_ = 0;

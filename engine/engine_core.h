@@ -107,8 +107,8 @@ class EngineCore {
   void FailDevice(const absl::Status& status);
   void AfterCommit();
   void SampleAll();
-  void SampleOne(EngineSequence& sequence, std::span<float> logits);
-  void ForkSiblings(EngineSequence& parent, std::span<float> logits);
+  void TakeToken(EngineSequence& sequence, const SampledRow& choice);
+  void ForkSiblings(EngineSequence& parent, std::span<const SampledRow> choices);
   int64_t HeldBytes(const EngineSequence& sequence) const;
   int64_t NeededBytes(const EngineSequence& sequence) const;
   void Report(double seconds);
@@ -125,7 +125,6 @@ class EngineCore {
   std::unique_ptr<KvChooser> chooser_;
   KvBatch kv_batch_;
   std::unique_ptr<StepBatch> batch_;
-  SamplerScratch scratch_;
   uint64_t next_order_ = 0;
   std::vector<SequencePtr> waiting_;  // by rank
   std::vector<SequencePtr> running_;  // in order of admission

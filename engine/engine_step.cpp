@@ -186,9 +186,13 @@ absl::Status EngineCore::Compute() {
   if (step.logit_rows.defined()) step.logits = batch_->logits();
   batch_->BuildTargets(items_, *cache_);
   step.targets = batch_->targets();
+  if (absl::Status s = batch_->BuildChoices(limits_.max_sequences - num_running()); !s.ok()) {
+    cache_->Abandon(kv_batch_);
+    return s;
+  }
   batch_->Upload(*stream_);
   parts_.model->Forward(step, *stream_);
-  batch_->DownloadLogits(*stream_);
+  batch_->Choose(vocab_size_, *stream_);  // ids that the tokenizer does not know are cut off
   batch_->GiveSurprisal(items_, *cache_, *stream_);
   cache_->Commit(kv_batch_, *stream_);
   const absl::Status status = stream_->Synchronize();
@@ -231,38 +235,39 @@ void EngineCore::AfterCommit() {
 }
 
 void EngineCore::SampleAll() {
-  const Tensor logits = batch_->host_logits();
+  const SampledRow* next = batch_->choices();
   const std::vector<EngineSequence*>& sampled = batch_->sampled();
   for (size_t i = 0; i < sampled.size(); ++i) {
-    // Rows of ids that the tokenizer does not know are cut off.
-    const std::span<float> row(logits.row<float>(static_cast<int64_t>(i)), static_cast<size_t>(vocab_size_));
-    if (!sampled[i]->request().siblings.empty()) ForkSiblings(*sampled[i], row);
-    SampleOne(*sampled[i], row);
+    const SampledRow& own = *next++;
+    const std::span<const SampledRow> others(next, static_cast<size_t>(batch_->num_siblings(i)));
+    next += others.size();
+    if (!sampled[i]->request().siblings.empty()) ForkSiblings(*sampled[i], others);
+    TakeToken(*sampled[i], own);
   }
 }
 
 // The other samples of the request go on from the same prompt pages and the same logits. Those that find no place are
 // computed on their own, with the same result.
-void EngineCore::ForkSiblings(EngineSequence& parent, std::span<float> logits) {
+void EngineCore::ForkSiblings(EngineSequence& parent, std::span<const SampledRow> choices) {
   std::vector<SequencePtr> siblings = std::exchange(parent.request().siblings, {});
-  for (SequencePtr& sibling : siblings) {
+  for (size_t i = 0; i < siblings.size(); ++i) {
     absl::StatusOr<SeqId> forked = absl::ResourceExhaustedError("no place");
-    if (num_running() < limits_.max_sequences) forked = cache_->Fork(parent.kv());
+    if (i < choices.size()) forked = cache_->Fork(parent.kv());
     if (!forked.ok()) {
-      Enqueue(std::move(sibling));
+      Enqueue(std::move(siblings[i]));
       continue;
     }
-    EngineSequence& sequence = *sibling;
-    running_.push_back(std::move(sibling));
+    EngineSequence& sequence = *siblings[i];
+    running_.push_back(std::move(siblings[i]));
     sequence.StartForked(*forked, step_end_);
     sequence.OnPrefillEnd(cache_->Report(*forked), step_end_);
-    SampleOne(sequence, logits);
+    TakeToken(sequence, choices[i]);
   }
 }
 
-void EngineCore::SampleOne(EngineSequence& sequence, std::span<float> logits) {
+void EngineCore::TakeToken(EngineSequence& sequence, const SampledRow& choice) {
   SampledToken token;
-  absl::Status status = sequence.sampler().Sample(logits, sequence.num_output(), &scratch_, &token);
+  absl::Status status = sequence.sampler().Read(choice, vocab_size_, &token);
   if (!status.ok()) {
     spdlog::error("request '{}' sample {}: {}", sequence.request().request.id, sequence.index(), std::string(status.message()));
     Finish(sequence, {FinishReason::kError, ""}, std::move(status));

@@ -12,14 +12,16 @@ namespace {
 class DecoderStepModel : public StepModel {
  public:
   DecoderStepModel(Decoder& decoder, std::unique_ptr<Decoder> owned, Backend& backend)
-      : owned_(std::move(owned)), decoder_(&decoder), backend_(backend) {}
+      : owned_(std::move(owned)), decoder_(&decoder), backend_(backend), records_(!backend.Info().host_memory) {}
 
   void Forward(const DecoderStep& step, Stream& stream) override {
-    if (backend_.Info().host_memory || !step.batch->recordable()) return decoder_->Forward(step, stream);
+    if (!records_ || !step.batch->recordable()) return decoder_->Forward(step, stream);
     const auto [rows_place, pages_place] = step.batch->place();
-    const Key key(step.ids.rows(), step.batch->num_items, step.logit_rows.rows(), step.ids.data, step.logits.data, rows_place, pages_place);
+    const bool advances = step.batch->only_advances();  // then the recording begins the step, too
+    const Key key(step.ids.rows(), step.batch->num_items, step.logit_rows.rows(), step.ids.data, step.logits.data, rows_place, pages_place,
+                  advances);
     Recording& recording = recordings_[key];
-    step.cache->Begin(*step.batch, stream);
+    if (!advances) step.cache->Begin(*step.batch, stream);
     if (recording.runs++ == 1) {
       recording.graph = backend_.Record([&] { decoder_->Forward(step, stream); }, stream);
       if (recording.graph) graph_bytes_ += recording.graph->bytes();
@@ -38,8 +40,8 @@ class DecoderStepModel : public StepModel {
   int64_t graph_bytes() const override { return graph_bytes_; }
 
  private:
-  // Rows, sequences, rows with logits, and where the inputs and outputs lie.
-  using Key = std::tuple<int64_t, int, int64_t, const void*, const void*, const void*, const void*>;
+  // Rows, sequences, rows with logits, where the inputs and outputs lie, and whether the last step's arrays are moved on.
+  using Key = std::tuple<int64_t, int, int64_t, const void*, const void*, const void*, const void*, bool>;
   struct Recording {
     int runs = 0;
     std::unique_ptr<OpGraph> graph;
@@ -48,6 +50,7 @@ class DecoderStepModel : public StepModel {
   std::unique_ptr<Decoder> owned_;  // or null
   Decoder* decoder_;
   Backend& backend_;
+  const bool records_;
   std::map<Key, Recording> recordings_;
   int64_t graph_bytes_ = 0;
 };

@@ -1,4 +1,4 @@
-// Everything the server asks of a device, as about fifteen ops. One call per op per layer, so a virtual call costs
+// Everything the server asks of a device, as about twenty ops. One call per op per layer, so a virtual call costs
 // nothing here. A backend is created once, lives as long as everything made from it, and is used by one thread at a
 // time (the step thread; the loader before it). Ops cannot fail: shapes are checked once when the model is loaded, and
 // a violated shape is our own bug (CHECK). Only creation, allocation, packing and waiting return a status.
@@ -95,6 +95,7 @@ class Backend {
   virtual void MatMul(const MatMulArgs& args, Stream& stream) = 0;
   virtual void SiluMul(const SiluMulArgs& args, Stream& stream) = 0;
   virtual void Rope(const RopeArgs& args, Stream& stream) = 0;
+  virtual void AdvanceLists(const AdvanceListsArgs& args, Stream& stream) = 0;
   virtual void AppendKv(const AppendKvArgs& args, Stream& stream) = 0;
   virtual void Attend(const AttendArgs& args, Stream& stream) = 0;
   virtual void CopyEntries(const CopyEntriesArgs& args, Stream& stream) = 0;
@@ -103,6 +104,7 @@ class Backend {
   virtual void SummariseKeys(const SummariseKeysArgs& args, Stream& stream) = 0;
   virtual void GatherRows(const GatherRowsArgs& args, Stream& stream) = 0;
   virtual void Surprisal(const SurprisalArgs& args, Stream& stream) = 0;
+  virtual void Sample(const SampleArgs& args, Stream& stream) = 0;
 };
 
 // INVALID_ARGUMENT for an unknown device, naming those that exist in this build.

@@ -59,6 +59,10 @@ struct MatMulArgs {
   Tensor add;                      // [T, rows] f32, optional residual; may be `out`
   Tensor out;                      // [T, rows] f32
   int prompt_rows = 0;
+
+  // Ops around the product, which a backend may fuse with it. Both are optional.
+  RmsNormArgs norm;  // before it: norm.out is x, whose contents are lost
+  Tensor gated;      // [T, rows / 2] f32, after it: SiluMul of out, whose contents are lost
 };
 
 struct SiluMulArgs {
@@ -76,12 +80,22 @@ struct RopeArgs {
   bool interleaved = true;
 };
 
+// Queries to be rotated together with the keys that are appended: RopeArgs for both.
+struct Rotation {
+  Tensor q;            // [T, H, D] f32, rotated in place
+  Tensor positions;    // [T] i32
+  Tensor frequencies;  // [rotary / 2] f32
+  float scale = 1;
+  bool interleaved = true;
+};
+
 // Writes one key and one value per (row, kv head) into its slot, encoding on the way.
 struct AppendKvArgs {
-  Tensor k;       // [T, G, D] f32, after RoPE
+  Tensor k;       // [T, G, D] f32, after RoPE; or before it, if there is a rotation: then its contents are lost
   Tensor v;       // [T, G, D] f32
   Tensor slots;   // [T, G] PageRef; `count` is the slot's index in the page. log_weights set: the slot's beta becomes 0
   void* arena = nullptr;
+  Rotation rotation;  // optional
 };
 
 // Attention of every row over its lists, exact softmax over all pages whatever their format:
@@ -94,6 +108,7 @@ struct AttendArgs {
   Tensor row_sequence;   // [T] i32 in [0, B); rows of one sequence are contiguous within a phase, positions ascending
   Tensor pages;          // [N] PageRef, the lists' pages concatenated in order (sequence, kv head)
   Tensor list_begin;     // [B * G + 1] i32 into pages
+  Tensor list_end;       // [B * G] i32, optional: where each list's pages end, if there is room before the next list's
   Tensor visible_begin;  // [T, G] i32
   Tensor visible_end;    // [T, G] i32
   Tensor extra_pages;    // [B * G, M] PageRef, optional: pages that may differ at every step (written on the device)
@@ -107,6 +122,23 @@ struct AttendArgs {
   // Optional outputs, for decode rows only (prompt rows leave them alone); a sequence that asks has one decode row.
   Tensor page_mass;          // [N, R] f32: probability that a page received from each head of the group
   Tensor entry_probability;  // [N, P, R] f32: the same per entry; entries out of sight get 0
+};
+
+// Moves the arrays of a decode step of one row a sequence (T = B) on to the next such step, for L layers at once: every
+// list gets one entry more, in the slot after the last one, and every position is the next. Lists whose row goes into
+// another page than the last one's say which; their tables have room for it.
+struct TailPage {
+  int32_t list = 0;  // index into slots
+  PageRef page;      // `count` includes the new row
+};
+struct AdvanceListsArgs {
+  Tensor positions;    // [T] i32
+  Tensor slots;        // [L, T, G] PageRef
+  Tensor visible_end;  // [L, T, G] i32: entries of the list
+  Tensor list_begin;   // [L, T * G + 1] i32
+  Tensor list_end;     // [L, T * G] i32
+  Tensor pages;        // PageRef; but for the last, all pages of a list are full
+  Tensor tails;        // [n] TailPage, undefined if n = 0
 };
 
 // Copies single entries between pages of equal format, log-weights included (a source without them gives beta 0). In the
@@ -173,6 +205,54 @@ struct SurprisalArgs {
   Tensor logits;  // [n, V] f32
   Tensor ids;     // [n] i32 in [0, V)
   Tensor out;     // [n] f32
+};
+
+// ---- choosing tokens
+
+// What happens to a logit x before a token is chosen: x += bias; x = x > 0 ? x / repetition : x * repetition;
+// x -= frequency; x -= presence. A bias of -inf takes the token out.
+struct LogitChange {
+  int32_t id = 0;
+  float bias = 0;
+  float repetition = 1;
+  float frequency = 0;
+  float presence = 0;
+};
+
+// How one token is chosen: changes; then the best (temperature below kGreedyBelow; of equals the lowest id), or
+// weights w = exp((x - best) / temperature), of which top_k keeps the best ones (of equals the lowest ids), top_p as many
+// of these, best first, as hold that share of their sum, and min_p those of at least min_p times the best one's; each
+// keeps one at least. The draw u walks what is kept: best first under top_k or top_p, by ids otherwise.
+inline constexpr float kGreedyBelow = 1e-5f;
+inline constexpr int kMaxTopTokens = 20;
+struct SampleRow {
+  int32_t logits = 0;  // row of the logits; may be that of the row before, otherwise the next
+  int32_t first_change = 0;
+  int32_t num_changes = 0;  // of distinct ids
+  float temperature = 1;
+  float top_p = 1;
+  float min_p = 0;
+  int32_t top_k = 0;     // 0: off
+  int32_t num_top = -1;  // log-probabilities of the chosen token and so many best ones; -1: none
+  double u = 0;          // in [0, 1)
+};
+
+struct SampledRow {
+  int32_t id = -1;            // kNoTokenLeft, kNoFiniteLogit
+  float logprob = 0;          // of the chosen token, in nats, by the logits before the changes
+  int32_t num_top = 0;        // fewer than asked if fewer are above -inf
+  float best = 0;             // the largest logit before the changes, for messages
+  int32_t top_ids[kMaxTopTokens];
+  float top_logprobs[kMaxTopTokens];
+};
+inline constexpr int32_t kNoTokenLeft = -1;    // the changes left none
+inline constexpr int32_t kNoFiniteLogit = -2;  // there was none before them
+
+struct SampleArgs {
+  Tensor logits;   // [n, V] f32, changed on the way and restored
+  Tensor rows;     // [m] SampleRow
+  Tensor changes;  // LogitChange, undefined if no row has any
+  Tensor out;      // [m] SampledRow
 };
 
 // Copies rows: out[i] = x[rows[i]].

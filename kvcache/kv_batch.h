@@ -3,12 +3,14 @@
 // grow to the largest step seen and stay, so a step allocates nothing after warm-up. Internal to kvcache/.
 //
 // Arrays per layer lie one after the other, layer 0 first; list_begin counts pages of all layers. The pointers below are
-// the host's; ops get the same places on the device side (Device), which Begin fills by one upload an array.
+// the host's; ops get the same places on the device side (Device), which Begin fills by one upload an array, or moves on by
+// one where the step is the last one once more.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/mirrored_buffer.h"
@@ -30,6 +32,9 @@ struct StepItem {
   int rows() const { return num_prompt + num_decode; }
 };
 
+// Places that a list's table has beyond its pages in steps that may be moved on.
+inline constexpr int kTableRoom = 16;
+
 // What changes in a list's table at Commit, beyond the counts.
 struct ListDelta {
   int item = 0;
@@ -47,7 +52,6 @@ struct KvBatch::State {
   std::vector<PageRef> new_pages;  // counts as after the step
   std::optional<Reservation> reservation;
   std::vector<EntryCopy> copies;
-  std::vector<int64_t> copy_begin;  // [layers + 1]
   std::vector<int64_t> page_begin;  // [layers + 1]
   std::vector<uint8_t> appended;    // [layers]
   std::vector<Tensor> extra_pages;  // [layers], undefined if not set
@@ -60,6 +64,15 @@ struct KvBatch::State {
   bool in_flight = false;
   bool begun = false;
 
+  // After a decode step of one row an item, the arrays need only move on by one for the next step of the same sequences.
+  bool can_advance = false;  // this step's can: there is room in the tables
+  bool advances = false;     // this step's are the last one's, moved on by Begin
+  std::vector<std::pair<int32_t, uint64_t>> advanceable;  // sequence and its version, as the last step left them; or none
+  std::vector<uint8_t> left_in_tail;  // [layers, B, G]: entries until the list's row goes into another page
+  std::vector<uint8_t> left_in_table;  // pages
+  int num_tails = 0;
+  MirroredBuffer tail_buffer;  // TailPages
+
   MirroredBuffer row_buffer;   // everything that is sized by rows and lists
   MirroredBuffer page_buffer;  // PageRefs of all layers
   MirroredBuffer mass_buffer;
@@ -68,6 +81,7 @@ struct KvBatch::State {
   int32_t* positions = nullptr;      // [T]
   int32_t* row_sequence = nullptr;   // [T]
   int32_t* list_begin = nullptr;     // [layers, B * G + 1]
+  int32_t* list_end = nullptr;       // [layers, B * G]
   int32_t* visible_begin = nullptr;  // [layers, T, G]
   int32_t* visible_end = nullptr;    // [layers, T, G]
   PageRef* slots = nullptr;          // [layers, T, G]

@@ -67,6 +67,7 @@ bool KvBatch::recordable() const {
   return prompt_rows == 0 && !state_->wants_mass && !state_->wants_probability && !state_->wants_rows &&
          std::none_of(state_->extra_pages.begin(), state_->extra_pages.end(), set);
 }
+bool KvBatch::only_advances() const { return state_->advances && state_->num_tails == 0 && state_->copies.empty(); }
 // Positions lie first in the row buffer; the table of pages has a buffer of its own.
 std::pair<const void*, const void*> KvBatch::place() const {
   return {state_->row_buffer.device<char>(), state_->page_buffer.device<char>()};
@@ -92,6 +93,12 @@ absl::Status KvCache::Impl::LoadSinks() {
 }
 
 Sequence& KvCache::Impl::Get(SeqId seq) const {
+  Sequence& sequence = Find(seq);
+  Settle(sequence);
+  return sequence;
+}
+
+Sequence& KvCache::Impl::Find(SeqId seq) const {
   const auto found = sequences.find(seq.value);
   LOUPE_CHECK(found != sequences.end()) << "sequence " << seq.value << " is not open";
   return *found->second;
@@ -123,6 +130,7 @@ absl::StatusOr<SeqId> KvCache::Impl::Fork(SeqId parent) {
   absl::StatusOr<SeqId> id = Open(*original.policy);
   if (!id.ok()) return id;
   original.may_share = true;
+  ++original.version;
   Sequence& copy = Get(*id);
   copy = original;
   copy.id = id->value;
@@ -168,16 +176,17 @@ absl::StatusOr<SeqId> KvCache::Open(const Policy& policy) { return impl_->Open(p
 absl::StatusOr<SeqId> KvCache::Fork(SeqId parent) { return impl_->Fork(parent); }
 absl::StatusOr<SeqId> KvCache::Fork(SeqId parent, const Policy& policy, Stream& stream) { return impl_->Fork(parent, policy, stream); }
 void KvCache::Close(SeqId seq) { impl_->Close(seq); }
-int KvCache::num_tokens(SeqId seq) const { return impl_->Get(seq).num_tokens; }
+int KvCache::num_tokens(SeqId seq) const { return impl_->Find(seq).num_tokens; }
 
 absl::Status KvCache::Reserve(std::span<const KvStepItem> items, KvBatch* batch) { return impl_->Reserve(items, batch); }
 void KvCache::Begin(KvBatch& batch, Stream& stream) { impl_->Begin(batch.state_.get(), stream); }
 void KvCache::SetRun(KvBatch& batch, bool run) {
-  LOUPE_CHECK(batch.recordable() && batch.state_->begun) << "a step that cannot be recorded";
+  LOUPE_CHECK(batch.recordable() && (batch.state_->begun || batch.only_advances())) << "a step that cannot be recorded";
+  if (batch.only_advances()) batch.state_->begun = run;
   std::fill(batch.state_->appended.begin(), batch.state_->appended.end(), run ? 1 : 0);
 }
-void KvCache::Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream) {
-  impl_->Append(batch.state_.get(), layer, k, v, stream);
+void KvCache::Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream, const Rotation& rotation) {
+  impl_->Append(batch.state_.get(), layer, k, v, stream, rotation);
 }
 void KvCache::Attend(KvBatch& batch, int layer, const Tensor& q, const Tensor& out, Stream& stream) {
   impl_->Attend(batch.state_.get(), layer, q, out, stream);
@@ -210,7 +219,7 @@ int KvCache::LongestSequence() const {
 }
 PageFormat KvCache::dense_format() const { return impl_->landing_class.format; }
 int64_t KvCache::dense_entry_bytes() const { return impl_->dense_entry_bytes(); }
-int64_t KvCache::device_bytes(SeqId seq) const { return impl_->Get(seq).device_bytes; }
+int64_t KvCache::device_bytes(SeqId seq) const { return impl_->Find(seq).device_bytes; }
 PolicyContext KvCache::policy_context(int num_prompt) const {
   PolicyContext context;
   context.num_layers = impl_->shape.num_layers;
@@ -228,7 +237,7 @@ void KvCache::AddSurprisal(SeqId seq, std::span<const float> surprisal) {
   std::vector<float>& all = impl_->Get(seq).surprisal;
   all.insert(all.end(), surprisal.begin(), surprisal.end());
 }
-bool KvCache::WantsSurprisal(SeqId seq) const { return impl_->Get(seq).signals.surprisal; }
+bool KvCache::WantsSurprisal(SeqId seq) const { return impl_->Find(seq).signals.surprisal; }
 int64_t KvCache::bytes_free() const { return impl_->pool.BytesFree(impl_->landing_class); }
 
 std::vector<int32_t> KvCache::ListPositions(SeqId seq, int layer, int kv_head) const {

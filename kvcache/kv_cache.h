@@ -47,12 +47,14 @@ class KvBatch {
   int num_rows = 0;
   int prompt_rows = 0;
   int num_items = 0;
-  Tensor positions;  // [T] i32 position of each row in its sequence, on the device; valid until commit or abandon
+  Tensor positions;  // [T] i32 position of each row in its sequence, on the device; valid from Begin until commit or abandon
 
   // Whether the step's ops may be recorded: they read nothing but arrays at fixed places. `place` tells such steps apart:
   // equal places and numbers of rows mean equal pointers.
   bool recordable() const;
   std::pair<const void*, const void*> place() const;
+  // Begin is nothing but one op on arrays at fixed places, which may be recorded with the others.
+  bool only_advances() const;
 
  private:
   friend class KvCache;
@@ -72,6 +74,7 @@ struct KvStats {
   int64_t reserve_failures = 0;    // since start
   int64_t entries_dropped = 0;     // by policies, since start
   int64_t entries_expired = 0;     // whole pages that no later row of a sliding window sees, since start
+  int64_t steps_advanced = 0;      // decode steps whose arrays were the last one's, moved on, since start
 };
 
 // What one sequence holds now, for usage.kv.
@@ -115,9 +118,10 @@ class KvCache {
   absl::Status Reserve(std::span<const KvStepItem> items, KvBatch* batch);
   // What the step's ops read goes to the device; pages that moved take their entries along. Append does it if nobody has.
   void Begin(KvBatch& batch, Stream& stream);
-  // Whether Append and Attend count as done for all layers: a recorded run of them stands for the calls.
+  // Whether Begin, Append and Attend count as done, for all layers: a recorded run of them stands for the calls.
   void SetRun(KvBatch& batch, bool run);
-  void Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream);  // [T, G, D] f32
+  // [T, G, D] f32. `rotation`: queries that are rotated with the keys; its positions are the batch's.
+  void Append(KvBatch& batch, int layer, const Tensor& k, const Tensor& v, Stream& stream, const Rotation& rotation = {});
   void Attend(KvBatch& batch, int layer, const Tensor& q, const Tensor& out, Stream& stream);  // [T, H, D] f32
   // Pages that a layer's lists attend to beside their own, in this step only (AttendArgs.extra_pages): lists in the order
   // (item, kv head). The caller owns both tensors and the pages, and keeps them until the step has run.

@@ -1,6 +1,6 @@
 // The inside of KvCache, shared by the files that implement it: kv_cache.cpp (sequences), kv_reserve.cpp (building a
-// step), kv_step.cpp (ops, commit), kv_policy.cpp (policies act), kv_signals.cpp (what they are shown), kv_repack.cpp (the
-// repack operator), kv_report.cpp (numbers, audit).
+// step), kv_advance.cpp (a step that is the last one again), kv_step.cpp (ops, commit), kv_policy.cpp (policies act),
+// kv_signals.cpp (what they are shown), kv_repack.cpp (the repack operator), kv_report.cpp (numbers, audit).
 // Internal to kvcache/. Step thread only.
 #pragma once
 
@@ -24,7 +24,9 @@ struct KvCache::Impl {
 
   // kv_cache.cpp
   absl::Status LoadSinks();
+  // Get's lists are up to date; Find's may lack decode rows.
   Sequence& Get(SeqId seq) const;
+  Sequence& Find(SeqId seq) const;
   absl::StatusOr<SeqId> Open(const Policy& policy);
   absl::StatusOr<SeqId> Fork(SeqId parent);
   absl::StatusOr<SeqId> Fork(SeqId parent, const Policy& policy, Stream& stream);
@@ -34,6 +36,7 @@ struct KvCache::Impl {
 
   // kv_reserve.cpp
   absl::Status Reserve(std::span<const KvStepItem> items, KvBatch* batch);
+  absl::Status ReserveAfresh(std::span<const KvStepItem> items, KvBatch::State* state);
   absl::Status LayOutRows(std::span<const KvStepItem> items, KvBatch::State* state);
   absl::Status PrepareBuffers(KvBatch::State* state);
   absl::Status PlanLists(KvBatch::State* state, bool small_tails);
@@ -41,9 +44,18 @@ struct KvCache::Impl {
   void FillRows(KvBatch::State* state, int item, int list, const PageRef* pages);
   absl::Status PrepareSignals(KvBatch::State* state);
 
+  // kv_advance.cpp
+  bool IsLastStepAgain(std::span<const KvStepItem> items, const KvBatch::State& state) const;
+  bool ReserveAdvanced(std::span<const KvStepItem> items, KvBatch::State* state);
+  bool TakeTail(KvBatch::State* state, int list);
+  void LeaveRoom(KvBatch::State* state, int item, int list, const PageRef& tail, int entries);
+  void AdvanceArrays(KvBatch::State* state, Stream& stream);
+  // Steps that only move the last one on leave the lists behind, which would cost a look at every list and its table.
+  static void Settle(Sequence& sequence);
+
   // kv_step.cpp
   void Begin(KvBatch::State* state, Stream& stream);
-  void Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream);
+  void Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream, const Rotation& rotation);
   void Attend(KvBatch::State* state, int layer, const Tensor& q, const Tensor& out, Stream& stream);
   void Commit(KvBatch::State* state, Stream& stream);
   void ApplyDelta(const KvBatch::State& state, const ListDelta& delta);
@@ -127,6 +139,7 @@ struct KvCache::Impl {
   int64_t reserve_failures = 0;
   int64_t entries_dropped = 0;
   int64_t entries_expired = 0;
+  int64_t steps_advanced = 0;
 
   // Scratch of policies and repacks, reused.
   std::vector<ListView> views;

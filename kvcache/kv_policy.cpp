@@ -17,6 +17,7 @@ void KvCache::Impl::RunPolicy(const KvBatch::State& state, int item_index, Strea
   const int generated = sequence.num_tokens - sequence.num_prompt;
   const bool after_decode = interval > 0 && item.num_decode > 0 && generated / interval > (generated - item.num_decode) / interval;
   if (!after_prefill && !after_decode) return;
+  Settle(sequence);
   if (after_prefill) {
     (void)EndPrefill(sequence, stream);  // without room it is due again after the next step
     return;

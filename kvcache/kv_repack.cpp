@@ -244,6 +244,7 @@ absl::Status KvCache::Impl::Repack(Sequence& sequence, std::span<const ListActio
 
 void KvCache::Impl::SwapList(Sequence& sequence, RepackedList* plan) {
   KvList& list = sequence.lists[static_cast<size_t>(plan->list)];
+  ++sequence.version;
   const int64_t kept = std::count_if(plan->sources.begin(), plan->sources.end(), [](int32_t s) { return s >= 0; });
   const int64_t dropped = list.entries() - kept - plan->merged;
   sequence.entries_dropped += dropped;
@@ -268,6 +269,7 @@ void KvCache::Impl::SwapList(Sequence& sequence, RepackedList* plan) {
 
 void KvCache::Impl::Overwrite(Sequence& sequence, const OverwrittenList& plan) {
   KvList& list = sequence.lists[static_cast<size_t>(plan.list)];
+  ++sequence.version;
   const int dropped = list.entries() - plan.size;
   sequence.entries_dropped += dropped;
   entries_dropped += dropped;

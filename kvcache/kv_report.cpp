@@ -47,6 +47,7 @@ KvStats KvCache::Impl::Stats() const {
   stats.reserve_failures = reserve_failures;
   stats.entries_dropped = entries_dropped;
   stats.entries_expired = entries_expired;
+  stats.steps_advanced = steps_advanced;
   return stats;
 }
 
@@ -79,6 +80,7 @@ void KvCache::Impl::Audit() const {
   std::unordered_map<uint32_t, std::pair<int, int>> owners;  // unit -> (references, entries)
   for (const auto& [id, sequence] : sequences) {
     LOUPE_CHECK_EQ(id, sequence->id);
+    Settle(*sequence);
     int64_t bytes = 0;
     for (int list = 0; list < num_lists(); ++list) {
       AuditList(*sequence, list, &owners);
@@ -111,7 +113,8 @@ std::string KvCache::Impl::Dump() const {
   for (const auto& [id, sequence] : sequences) ids.push_back(id);
   std::sort(ids.begin(), ids.end());
   for (int32_t id : ids) {
-    const Sequence& sequence = *sequences.at(id);
+    Sequence& sequence = *sequences.at(id);
+    Settle(sequence);
     out += absl::StrFormat("sequence %d tokens %d bytes %d peak %d in flight %d pending %d\n", id, sequence.num_tokens,
                            sequence.device_bytes, sequence.peak_device_bytes, sequence.in_flight, sequence.prefill_pending);
     for (const KvList& list : sequence.lists) {

@@ -15,13 +15,12 @@ void KvBatch::State::Clear() {
   deltas.clear();
   new_pages.clear();
   copies.clear();
-  copy_begin.clear();
-  page_begin.clear();
   appended.clear();
   extra_pages.clear();
   extra_counts.clear();
   num_rows = prompt_rows = 0;
-  wants_mass = wants_probability = wants_rows = in_flight = begun = false;
+  num_tails = 0;
+  wants_mass = wants_probability = wants_rows = in_flight = begun = can_advance = advances = false;
 }
 
 absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBatch* batch) {
@@ -30,22 +29,15 @@ absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBa
   pool.DrainRetired();
   state->Clear();
   if (!state->reservation) state->reservation.emplace(&pool);
-
-  absl::Status status = LayOutRows(step_items, state);
-  if (status.ok()) status = PrepareBuffers(state);
-  if (status.ok()) {
-    status = PlanLists(state, /*small_tails=*/true);
-    // A small tail may cost a slab of its own. Large pages throughout never need more slabs than BytesForTokens says.
-    if (state->reservation->failed()) status = PlanLists(state, /*small_tails=*/false);
-  }
-  if (status.ok()) status = PrepareSignals(state);
-  if (!status.ok()) {
-    state->reservation->GiveBack();
-    state->Clear();
-    batch->num_rows = batch->prompt_rows = 0;
-    batch->positions = {};
-    if (absl::IsResourceExhausted(status)) ++reserve_failures;
-    return status;
+  if (!IsLastStepAgain(step_items, *state) || !ReserveAdvanced(step_items, state)) {
+    if (absl::Status status = ReserveAfresh(step_items, state); !status.ok()) {
+      state->reservation->GiveBack();
+      state->Clear();
+      batch->num_rows = batch->prompt_rows = 0;
+      batch->positions = {};
+      if (absl::IsResourceExhausted(status)) ++reserve_failures;
+      return status;
+    }
   }
   state->in_flight = true;
   in_flight.push_back(state);
@@ -56,10 +48,23 @@ absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBa
   return absl::OkStatus();
 }
 
+absl::Status KvCache::Impl::ReserveAfresh(std::span<const KvStepItem> step_items, KvBatch::State* state) {
+  state->advanceable.clear();
+  absl::Status status = LayOutRows(step_items, state);
+  for (const StepItem& item : state->items) Settle(*item.sequence);
+  if (status.ok()) status = PrepareBuffers(state);
+  if (status.ok()) {
+    status = PlanLists(state, /*small_tails=*/true);
+    // A small tail may cost a slab of its own. Large pages throughout never need more slabs than BytesForTokens says.
+    if (state->reservation->failed()) status = PlanLists(state, /*small_tails=*/false);
+  }
+  return status.ok() ? PrepareSignals(state) : status;
+}
+
 // Rows are ordered by phase, then by item.
 absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, KvBatch::State* state) {
   for (const KvStepItem& item : step_items) {
-    Sequence& sequence = Get(item.seq);
+    Sequence& sequence = Find(item.seq);
     LOUPE_CHECK(!sequence.in_flight) << "sequence " << item.seq.value << " is already part of a reserved step";
     if (item.num_prompt_rows < 0 || item.num_decode_rows < 0 || item.num_prompt_rows + item.num_decode_rows == 0) {
       return absl::InvalidArgumentError(absl::StrFormat("a step item has %d prompt and %d decode rows; give it one at least",
@@ -90,6 +95,13 @@ absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, K
         absl::StrFormat("the step has %d rows, the cache was made for %d; plan smaller steps", row, config.max_step_rows));
   }
   state->num_rows = static_cast<int>(row);
+  const auto is_decode_row = [](const StepItem& item) { return item.num_prompt == 0 && item.num_decode == 1; };
+  state->can_advance = shape.windows.empty() && !state->wants_mass && !state->wants_probability && !state->wants_rows &&
+                       std::all_of(state->items.begin(), state->items.end(), is_decode_row);
+  const size_t num_layers = static_cast<size_t>(shape.num_layers);
+  state->appended.assign(num_layers, 0);
+  state->extra_pages.assign(num_layers, Tensor{});
+  state->extra_counts.assign(num_layers, Tensor{});
   return absl::OkStatus();
 }
 
@@ -97,18 +109,26 @@ absl::Status KvCache::Impl::PrepareBuffers(KvBatch::State* state) {
   const int64_t layers = shape.num_layers, groups = shape.num_kv_heads;
   const int64_t rows = state->num_rows, lists = static_cast<int64_t>(state->items.size()) * groups;
   const int64_t per_row = layers * rows * groups;
-  const int64_t integers = 2 * rows + layers * (lists + 1) + 2 * per_row;
+  const int64_t integers = 2 * rows + layers * (2 * lists + 1) + 2 * per_row;
   const int64_t slot_offset = (integers * 4 + 7) / 8 * 8;
   state->row_bytes = slot_offset + per_row * static_cast<int64_t>(sizeof(PageRef));
-  // Room for tables of all pages that there are: a step grows them only where many forks share pages.
-  const int64_t all_pages = arena->bytes() / pool.PageBytes(landing_class);
+  // Room for tables of all pages that there are, and for what is left free in them: a step grows them only where many
+  // forks share pages.
+  const int64_t all_pages =
+      arena->bytes() / pool.PageBytes(landing_class) + int64_t{kTableRoom} * num_lists() * config.max_sequences;
   absl::Status status = state->row_buffer.Ensure(backend, state->row_bytes);
   if (status.ok()) status = state->page_buffer.Ensure(backend, all_pages * static_cast<int64_t>(sizeof(PageRef)));
+  if (status.ok() && state->can_advance) {
+    status = state->tail_buffer.Ensure(backend, layers * lists * static_cast<int64_t>(sizeof(TailPage)));
+    state->left_in_tail.resize(static_cast<size_t>(layers * lists));
+    state->left_in_table.resize(static_cast<size_t>(layers * lists));
+  }
   if (!status.ok()) return status;
   state->positions = state->row_buffer.host<int32_t>();
   state->row_sequence = state->positions + rows;
   state->list_begin = state->row_sequence + rows;
-  state->visible_begin = state->list_begin + layers * (lists + 1);
+  state->list_end = state->list_begin + layers * (lists + 1);
+  state->visible_begin = state->list_end + layers * lists;
   state->visible_end = state->visible_begin + per_row;
   state->slots = reinterpret_cast<PageRef*>(state->row_buffer.host<char>() + slot_offset);
   for (size_t i = 0; i < state->items.size(); ++i) {
@@ -119,10 +139,6 @@ absl::Status KvCache::Impl::PrepareBuffers(KvBatch::State* state) {
       state->row_sequence[row] = static_cast<int32_t>(i);
     }
   }
-  const size_t num_layers = static_cast<size_t>(layers);
-  state->appended.assign(num_layers, 0);
-  state->extra_pages.assign(num_layers, Tensor{});
-  state->extra_counts.assign(num_layers, Tensor{});
   return absl::OkStatus();
 }
 
@@ -132,10 +148,9 @@ absl::Status KvCache::Impl::PlanLists(KvBatch::State* state, bool small_tails) {
   state->new_pages.clear();
   state->copies.clear();
   state->page_begin.assign(1, 0);
-  state->copy_begin.assign(1, 0);
   const int groups = shape.num_kv_heads;
   const int num_items = static_cast<int>(state->items.size());
-  int32_t* list_begin = state->list_begin;
+  int32_t *list_begin = state->list_begin, *list_end = state->list_end;
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     state->page_begin.push_back(state->page_begin.back());
     *list_begin++ = static_cast<int32_t>(state->page_begin.back());
@@ -143,10 +158,10 @@ absl::Status KvCache::Impl::PlanLists(KvBatch::State* state, bool small_tails) {
       for (int g = 0; g < groups; ++g) {
         const absl::Status status = PlanList(state, item, layer * groups + g, small_tails);
         if (!status.ok()) return status;
+        *list_end++ = static_cast<int32_t>(state->page_begin.back()) - (state->can_advance ? kTableRoom : 0);
         *list_begin++ = static_cast<int32_t>(state->page_begin.back());
       }
     }
-    state->copy_begin.push_back(static_cast<int64_t>(state->copies.size()));
   }
   if (!state->reservation->failed()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
@@ -164,14 +179,14 @@ absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int 
   const int old_pages = static_cast<int>(list.pages.size());
   const int pages = (total + kPageEntries - 1) / kPageEntries;
 
-  const int64_t begin = state->page_begin.back();
-  const int64_t needed = (begin + pages) * static_cast<int64_t>(sizeof(PageRef));
+  const int64_t begin = state->page_begin.back(), end = begin + pages + (state->can_advance ? kTableRoom : 0);
+  const int64_t needed = end * static_cast<int64_t>(sizeof(PageRef));
   if (needed > state->page_buffer.bytes()) {
     const absl::Status status = state->page_buffer.Ensure(backend, needed);
     if (!status.ok()) return status;
   }
   PageRef* table = state->page_buffer.host<PageRef>() + begin;
-  state->page_begin.back() = begin + pages;
+  state->page_begin.back() = end;
 
   bool replaces = false;
   if (open > 0) {
@@ -203,6 +218,7 @@ absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int 
   }
   table[pages - 1].count = static_cast<uint16_t>(total - (pages - 1) * kPageEntries);
   FillRows(state, item_index, list_index, table);
+  if (state->can_advance) LeaveRoom(state, item_index, list_index, table[pages - 1], total);
   return absl::OkStatus();
 }
 

@@ -10,8 +10,12 @@ namespace loupe {
 void KvCache::Impl::Begin(KvBatch::State* state, Stream& stream) {
   LOUPE_CHECK(state->in_flight) << "begin of a batch that is not reserved";
   if (std::exchange(state->begun, true)) return;
-  state->row_buffer.Upload(backend, 0, state->row_bytes, stream);
-  state->page_buffer.Upload(backend, 0, state->page_begin.back() * static_cast<int64_t>(sizeof(PageRef)), stream);
+  if (state->advances) {
+    AdvanceArrays(state, stream);
+  } else {
+    state->row_buffer.Upload(backend, 0, state->row_bytes, stream);
+    state->page_buffer.Upload(backend, 0, state->page_begin.back() * static_cast<int64_t>(sizeof(PageRef)), stream);
+  }
   // Open pages that moved (a small one grew, a shared one is written) take their entries along first.
   CopyEntriesArgs copy;
   copy.copies = state->copies.data();
@@ -21,7 +25,8 @@ void KvCache::Impl::Begin(KvBatch::State* state, Stream& stream) {
   if (copy.num_copies > 0) backend.CopyEntries(copy, stream);
 }
 
-void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream) {
+void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, const Tensor& v, Stream& stream,
+                           const Rotation& rotation) {
   LOUPE_CHECK(state->in_flight && layer >= 0 && layer < shape.num_layers) << "append to layer " << layer;
   const size_t at = static_cast<size_t>(layer);
   LOUPE_CHECK(!state->appended[at]) << "layer " << layer << " was appended in this step already";
@@ -35,6 +40,8 @@ void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, co
   PageRef* slots = state->Device(state->slots + int64_t{layer} * state->num_rows * shape.num_kv_heads);
   args.slots = MakeTensor(slots, DType::kBytes, state->num_rows, shape.num_kv_heads);
   args.arena = arena->data();
+  args.rotation = rotation;
+  args.rotation.positions = MakeTensor(state->Device(state->positions), DType::kI32, state->num_rows);
   backend.AppendKv(args, stream);
 }
 
@@ -53,6 +60,7 @@ void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, co
   args.row_sequence = MakeTensor(state->Device(state->row_sequence), DType::kI32, state->num_rows);
   args.pages = MakeTensor(state->page_buffer.device<PageRef>(), DType::kBytes, pages);
   args.list_begin = MakeTensor(state->Device(state->list_begin + layer * (lists + 1)), DType::kI32, lists + 1);
+  args.list_end = MakeTensor(state->Device(state->list_end + layer * lists), DType::kI32, lists);
   args.visible_begin = MakeTensor(state->Device(state->visible_begin + first_row), DType::kI32, state->num_rows, groups);
   args.visible_end = MakeTensor(state->Device(state->visible_end + first_row), DType::kI32, state->num_rows, groups);
   args.extra_pages = state->extra_pages[at];
@@ -106,14 +114,17 @@ void KvCache::Impl::Commit(KvBatch::State* state, Stream& stream) {
 
   for (const StepItem& item : state->items) {
     Sequence& sequence = *item.sequence;
-    for (KvList& list : sequence.lists) {
-      list.positions.Append(sequence.num_tokens, item.rows());
-      list.pages.back().count = static_cast<uint16_t>(list.entries() - (static_cast<int>(list.pages.size()) - 1) * kPageEntries);
-    }
     resident_entries += int64_t{item.rows()} * num_lists();
     sequence.num_tokens += item.rows();
+    sequence.unsettled_rows += item.rows();
+    if (!state->can_advance || !sequence.columns.empty()) Settle(sequence);
     sequence.num_prompt += item.num_prompt;
     CommitSignals(sequence, item);
+    ++sequence.version;
+  }
+  state->advanceable.clear();
+  for (const StepItem& item : state->items) {
+    if (state->can_advance) state->advanceable.emplace_back(item.sequence->id, item.sequence->version);
   }
   // Policies first: the step's masses are numbered by the table that attention has read.
   if (state->wants_mass || state->wants_probability) {
@@ -132,6 +143,7 @@ void KvCache::Impl::Commit(KvBatch::State* state, Stream& stream) {
 
 void KvCache::Impl::Abandon(KvBatch::State* state) {
   LOUPE_CHECK(state->in_flight) << "abandon of a batch that is not reserved";
+  state->advanceable.clear();
   const bool touched = std::find(state->appended.begin(), state->appended.end(), 1) != state->appended.end();
   if (touched) {
     // Ops of the step may be on a stream still, so its pages retire like all others that were in use.
@@ -152,6 +164,7 @@ void KvCache::Impl::FreeExpired(Sequence& sequence) {
     KvList& list = sequence.lists[static_cast<size_t>(i)];
     const int expired_pages = list.positions.LowerBound(sequence.num_tokens - layer_window + 1) / kPageEntries;
     if (expired_pages == 0) continue;
+    ++sequence.version;
     for (int page = 0; page < expired_pages; ++page) ReleasePage(sequence, list.pages[static_cast<size_t>(page)]);
     list.pages.erase(list.pages.begin(), list.pages.begin() + expired_pages);
     list.positions.DropFront(expired_pages * kPageEntries);

@@ -133,6 +133,8 @@ absl::StatusOr<BenchResult> BenchAttention(Backend& backend, const AttentionCase
     return absl::InvalidArgumentError(absl::StrCat("attention of ", c.batch, " sequences of ", c.context,
                                                    " entries with ", c.prompt_rows, " prompt rows cannot be measured"));
   }
+  const auto limit_before = MeasureReadBandwidth(backend);
+  if (!limit_before.ok()) return limit_before.status();
   Lists lists(backend, c);
   if (absl::Status s = lists.Fill(); !s.ok()) return s;
   int launches = kLaunches;
@@ -165,6 +167,11 @@ absl::StatusOr<BenchResult> BenchAttention(Backend& backend, const AttentionCase
                  static_cast<double>(CodecBytes(format.key, c.head_dim) + CodecBytes(format.value, c.head_dim));
   result.flops = 4 * seen * c.num_heads * c.head_dim;
   result.gbps = result.bytes / time * 1e-9;
+  const auto limit_after = MeasureReadBandwidth(backend);
+  if (!limit_after.ok()) return limit_after.status();
+  result.limit_gbps = std::max(*limit_before, *limit_after);
+  result.share_of_limit = result.gbps / result.limit_gbps;
+  result.tokens_per_s = c.batch * rows / time;
   return result;
 }
 

@@ -80,7 +80,6 @@ class Runner {
 
   // One step: `prompt` rows of sequence `index`, or one decode row of every sequence (index < 0).
   absl::Status Step(int index, int prompt_rows) {
-    const double begin = Seconds();
     std::vector<KvStepItem> items;
     if (index >= 0) {
       items.push_back({seqs_[index], prompt_rows, 0, false});
@@ -90,12 +89,13 @@ class Runner {
     const int rows = index >= 0 ? prompt_rows : options_.batch;
     const int num_logits = index >= 0 ? 1 : rows;
     Backend& backend = *model_.backend;
+    const std::vector<int32_t> ids = RandomTokens(rows, model_.config.vocab_size, ++seed_);
+    const double begin = Seconds();
     absl::Status ready = ids_.Ensure(backend, int64_t{4} * rows);
     if (ready.ok()) ready = logit_rows_.Ensure(backend, int64_t{4} * num_logits);
     if (ready.ok()) ready = logits_.Ensure(backend, int64_t{4} * num_logits * model_.config.vocab_size);
     if (ready.ok()) ready = cache_->Reserve(items, &batch_);
     if (!ready.ok()) return ready;
-    const std::vector<int32_t> ids = RandomTokens(rows, model_.config.vocab_size, ++seed_);
     std::copy(ids.begin(), ids.end(), ids_.host<int32_t>());
     std::iota(logit_rows_.host<int32_t>(), logit_rows_.host<int32_t>() + num_logits, index >= 0 ? rows - 1 : 0);
     ids_.Upload(backend, 0, int64_t{4} * rows, *stream_);

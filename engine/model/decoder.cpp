@@ -230,10 +230,10 @@ void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& 
   const int64_t rows = step.ids.rows();
   const int prompt_rows = step.batch->prompt_rows;
   const int head_dim = config.head_dim;
-  backend->RmsNorm({Rows(residual, rows), layer.attention_norm, config.norm_eps, Rows(hidden, rows)}, stream);
   MatMulArgs product;
   product.weight = layer.qkv.get();
   product.x = Rows(hidden, rows);
+  product.norm = {Rows(residual, rows), layer.attention_norm, config.norm_eps, product.x};
   product.out = Rows(qkv, rows);
   product.prompt_rows = prompt_rows;
   backend->MatMul(product, stream);
@@ -241,10 +241,7 @@ void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& 
   const Tensor q = Heads(qkv, rows, 0, config.num_heads, head_dim);
   const Tensor k = Heads(qkv, rows, QRows(), config.num_kv_heads, head_dim);
   const Tensor v = Heads(qkv, rows, QRows() + KvRows(), config.num_kv_heads, head_dim);
-  // Queries and keys lie side by side: one op turns both.
-  const Tensor rotated = Heads(qkv, rows, 0, config.num_heads + config.num_kv_heads, head_dim);
-  backend->Rope({rotated, step.batch->positions, frequencies, 1.0f, config.rope_interleaved}, stream);
-  step.cache->Append(*step.batch, index, k, v, stream);
+  step.cache->Append(*step.batch, index, k, v, stream, {q, {}, frequencies, 1.0f, config.rope_interleaved});
   const Tensor attended = Matrix(inner.data, inner.dtype, rows, QRows());
   step.cache->Attend(*step.batch, index, q, Heads(attended, rows, 0, config.num_heads, head_dim), stream);
 
@@ -258,19 +255,18 @@ void Decoder::Impl::Attention(const Layer& layer, int index, const DecoderStep& 
 
 void Decoder::Impl::FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream) {
   const int64_t rows = step.ids.rows();
-  backend->RmsNorm({Rows(residual, rows), layer.feed_forward_norm, config.norm_eps, Rows(hidden, rows)}, stream);
   MatMulArgs product;
   product.weight = layer.gate_up.get();
   product.x = Rows(hidden, rows);
+  product.norm = {Rows(residual, rows), layer.feed_forward_norm, config.norm_eps, product.x};
   product.out = Rows(gate_up, rows);
   product.prompt_rows = step.batch->prompt_rows;
+  product.gated = Matrix(inner.data, inner.dtype, rows, config.feed_forward);
   backend->MatMul(product, stream);
-  const Tensor gated = Matrix(inner.data, inner.dtype, rows, config.feed_forward);
-  backend->SiluMul({product.out, gated}, stream);
 
   MatMulArgs out;
   out.weight = layer.down.get();
-  out.x = gated;
+  out.x = product.gated;
   out.add = out.out = Rows(residual, rows);
   out.prompt_rows = product.prompt_rows;
   backend->MatMul(out, stream);
@@ -280,8 +276,8 @@ void Decoder::Impl::Logits(const DecoderStep& step, Stream& stream) {
   const int64_t rows = step.logit_rows.rows();
   const Tensor wanted_rows = Rows(gathered, rows), normed = Rows(hidden, rows);
   backend->GatherRows({Rows(residual, step.ids.rows()), step.logit_rows, wanted_rows}, stream);
-  backend->RmsNorm({wanted_rows, final_norm, config.norm_eps, normed}, stream);
   MatMulArgs product;
+  product.norm = {wanted_rows, final_norm, config.norm_eps, normed};
   product.weight = head ? head.get() : embedding.get();
   product.x = normed;
   product.out = step.logits;

@@ -1,4 +1,5 @@
-// Chooses the next token of one sample from its logits. Owned by the sample, used by the step thread.
+// How the next token of one sample is chosen from its logits, which the backend does (kernels/ops.h, SampleRow). Owned by
+// the sample, used by the step thread.
 //
 // Order: logit_bias, penalties (repetition over prompt and output; frequency and presence over the output), mask of ids
 // that must not come yet; then the best token (temperature 0, ties: lowest id), or temperature, top_k, top_p over what
@@ -11,25 +12,13 @@
 #include <cstdint>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "engine/request.h"
+#include "kernels/ops.h"
 
 namespace loupe {
-
-// Working memory of a draw. One per step thread, shared by all its samplers.
-struct SamplerScratch {
-  struct Candidate {
-    float logit = 0;
-    int32_t id = 0;
-  };
-  std::vector<Candidate> candidates;
-  std::vector<double> weights;                   // of the candidates
-  std::vector<double> block_sums;
-  std::vector<std::pair<int32_t, float>> saved;  // (id, logit before bias, penalties and mask)
-};
 
 struct SampledToken {
   int32_t id = -1;
@@ -44,36 +33,26 @@ class Sampler {
   // `end_ids` end an answer: masked before min_tokens, or always with ignore_eos. All ids of `params` are in range.
   Sampler(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt, std::span<const int32_t> end_ids);
 
-  // `logits` [V] are changed on the way and restored. Log-probabilities are those of the logits as the model gave them.
-  // INTERNAL if no logit is finite; OUT_OF_RANGE if bias and mask leave no token.
-  absl::Status Sample(std::span<float> logits, int num_generated, SamplerScratch* scratch, SampledToken* token) const;
+  // How the backend shall choose the token that follows `num_generated` ones; its changes are appended to *changes.
+  SampleRow Describe(int num_generated, std::vector<LogitChange>* changes) const;
+  // What it has chosen out of `vocab_size` ids. INTERNAL if no logit is finite; OUT_OF_RANGE if bias and mask leave none.
+  absl::Status Read(const SampledRow& row, int vocab_size, SampledToken* token) const;
   // `token` is part of the output from now on.
   void Accept(int32_t token);
 
  private:
-  struct Seen {
-    bool in_prompt = false;
-    int in_output = 0;
-  };
-  using Candidate = SamplerScratch::Candidate;
+  LogitChange& ChangeOf(int32_t id);
 
-  bool Changes(int num_generated) const;
-  void ChangeLogits(std::span<float> logits, int num_generated, SamplerScratch* scratch) const;
-  void FillTop(std::span<const float> logits, SamplerScratch* scratch, double* log_sum, SampledToken* token) const;
-  int32_t Draw(std::span<const float> logits, float best, int num_generated, SamplerScratch* scratch) const;
-  int32_t DrawFromAll(std::span<const float> logits, float best, double u, SamplerScratch* scratch) const;
-  int32_t DrawFromBest(std::span<const float> logits, float best, double u, SamplerScratch* scratch) const;
-
-  float temperature_, top_p_, min_p_;
-  int top_k_;
+  SampleRow row_;
   float repetition_penalty_, frequency_penalty_, presence_penalty_;
-  int min_tokens_, logprobs_;
+  int min_tokens_;
   bool ignore_eos_;
   uint64_t seed_;
-  std::vector<std::pair<int32_t, float>> logit_bias_;
   std::vector<int32_t> end_ids_, stop_ids_;
   bool has_penalties_;
-  std::unordered_map<int32_t, Seen> seen_;  // kept only if there are penalties
+  std::vector<LogitChange> changes_;        // by bias and penalties, as the output is now
+  std::unordered_map<int32_t, int> place_;  // of an id in changes_
+  std::unordered_map<int32_t, int> in_output_;  // kept only if there are penalties
 };
 
 }  // namespace loupe

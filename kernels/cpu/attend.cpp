@@ -82,7 +82,7 @@ struct Problem {
   // The pages of a list, [begin, end) into args.pages.
   std::pair<int, int> List(int list) const {
     const int32_t* at = args.list_begin.as<int32_t>() + list;
-    return {at[0], at[1]};
+    return {at[0], args.list_end.defined() ? args.list_end.as<int32_t>()[list] : at[1]};
   }
   int ExtraCount(int list) const { return args.extra_pages.defined() ? args.extra_counts.as<int32_t>()[list] : 0; }
   const PageRef* ExtraPages(int list) const { return args.extra_pages.row<PageRef>(list); }

@@ -77,10 +77,21 @@ class BackendCpu : public Backend {
   }
   void Embed(const EmbedArgs& args, Stream&) override { EmbedCpu(args, context_); }
   void RmsNorm(const RmsNormArgs& args, Stream&) override { RmsNormCpu(args, context_); }
-  void MatMul(const MatMulArgs& args, Stream&) override { MatMulCpu(args, context_); }
+  void MatMul(const MatMulArgs& args, Stream&) override {
+    if (args.norm.x.defined()) RmsNormCpu(args.norm, context_);
+    MatMulCpu(args, context_);
+    if (args.gated.defined()) SiluMulCpu({args.out, args.gated}, context_);
+  }
   void SiluMul(const SiluMulArgs& args, Stream&) override { SiluMulCpu(args, context_); }
   void Rope(const RopeArgs& args, Stream&) override { RopeCpu(args, context_); }
-  void AppendKv(const AppendKvArgs& args, Stream&) override { AppendKvCpu(args, context_); }
+  void AdvanceLists(const AdvanceListsArgs& args, Stream&) override { AdvanceListsCpu(args); }
+  void AppendKv(const AppendKvArgs& args, Stream&) override {
+    const Rotation& r = args.rotation;
+    if (r.q.defined()) {
+      for (const Tensor& x : {r.q, args.k}) RopeCpu({x, r.positions, r.frequencies, r.scale, r.interleaved}, context_);
+    }
+    AppendKvCpu(args, context_);
+  }
   void Attend(const AttendArgs& args, Stream&) override { AttendCpu(args, context_); }
   void CopyEntries(const CopyEntriesArgs& args, Stream&) override { CopyEntriesCpu(args, context_); }
   void MergeEntries(const MergeEntriesArgs& args, Stream&) override { MergeEntriesCpu(args, context_); }
@@ -88,6 +99,7 @@ class BackendCpu : public Backend {
   void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCpu(args, context_); }
   void GatherRows(const GatherRowsArgs& args, Stream&) override { GatherRowsCpu(args, context_); }
   void Surprisal(const SurprisalArgs& args, Stream&) override { SurprisalCpu(args, context_); }
+  void Sample(const SampleArgs& args, Stream&) override { SampleCpu(args, context_); }
 
  private:
   ThreadPool pool_;

@@ -36,6 +36,8 @@ void SiluMulCpu(const SiluMulArgs& args, CpuContext context);
 void RopeCpu(const RopeArgs& args, CpuContext context);
 void GatherRowsCpu(const GatherRowsArgs& args, CpuContext context);
 void SurprisalCpu(const SurprisalArgs& args, CpuContext context);
+void SampleCpu(const SampleArgs& args, CpuContext context);
+void AdvanceListsCpu(const AdvanceListsArgs& args);
 void AppendKvCpu(const AppendKvArgs& args, CpuContext context);
 void AttendCpu(const AttendArgs& args, CpuContext context);
 void MergeEntriesCpu(const MergeEntriesArgs& args, CpuContext context);

@@ -128,7 +128,7 @@ __device__ void ScanTasks(const Decode& p, Shared<kDim>& s) {
     if (task >= p.num_tasks) continue;
     const Task t(p, task);
     const int first = p.list_begin[t.list];
-    int pages = p.list_begin[t.list + 1] - first;
+    int pages = p.PagesOf(t.list);
     s.first_page[task] = first;
     if (p.extra_pages) pages += p.extra_counts[t.list];
     if (p.visible_end[int64_t{t.row} * p.groups + t.group] <= p.visible_begin[int64_t{t.row} * p.groups + t.group] &&

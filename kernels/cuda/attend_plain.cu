@@ -97,7 +97,7 @@ __global__ void PlainKernel(const Plain p) {
   LoadQueries(p, row, group, q);
   for (int i = threadIdx.x; i < p.heads * p.dim; i += kThreads) out[i] = 0;
   if (threadIdx.x < p.heads) running[threadIdx.x] = {kNone, 0, 1};
-  const int in_list = p.list_begin[list + 1] - p.list_begin[list];
+  const int in_list = p.PagesOf(list);
   const int pages = in_list + (p.extra_pages ? p.extra_counts[list] : 0);
   const int begin = p.visible_begin[int64_t{row} * p.groups + group],
             end = p.visible_end[int64_t{row} * p.groups + group];
@@ -155,7 +155,7 @@ __global__ void ProbabilityKernel(const Plain p) {
   const int list = sequence * p.groups + group;
   LoadQueries(p, row, group, q);
   const float* lse = p.row_lse + int64_t{row} * p.groups * p.heads + group * p.heads;
-  const int first = p.list_begin[list], pages = p.list_begin[list + 1] - first;
+  const int first = p.list_begin[list], pages = p.PagesOf(list);
   const int begin = p.visible_begin[int64_t{row} * p.groups + group],
             end = p.visible_end[int64_t{row} * p.groups + group];
   int start = 0;

@@ -91,7 +91,7 @@ __device__ void Produce(const Prompt& p, Shared<kDim>& s, int tile_begin, int ti
       first_seen = min(first_seen, p.visible_begin[int64_t{row} * p.groups + group]);
       last_seen = max(last_seen, p.visible_end[int64_t{row} * p.groups + group]);
     }
-    const int first = p.list_begin[part.list], in_list = p.list_begin[part.list + 1] - first;
+    const int first = p.list_begin[part.list], in_list = p.PagesOf(part.list);
     const int pages = in_list + (p.extra_pages ? p.extra_counts[part.list] : 0);
     int start = 0;
     for (int i = 0; i < pages; ++i) {

@@ -105,6 +105,7 @@ class BackendCuda : public Backend {
   void MatMul(const MatMulArgs& args, Stream&) override { MatMulCuda(args, context_); }
   void SiluMul(const SiluMulArgs& args, Stream&) override { SiluMulCuda(args, context_); }
   void Rope(const RopeArgs& args, Stream&) override { RopeCuda(args, context_); }
+  void AdvanceLists(const AdvanceListsArgs& args, Stream&) override { AdvanceListsCuda(args, context_); }
   void AppendKv(const AppendKvArgs& args, Stream&) override { AppendKvCuda(args, context_); }
   void Attend(const AttendArgs& args, Stream&) override { AttendCuda(args, context_); }
   void CopyEntries(const CopyEntriesArgs& args, Stream&) override { CopyEntriesCuda(args, context_); }
@@ -113,6 +114,7 @@ class BackendCuda : public Backend {
   void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCuda(args, context_); }
   void GatherRows(const GatherRowsArgs& args, Stream&) override { GatherRowsCuda(args, context_); }
   void Surprisal(const SurprisalArgs& args, Stream&) override { SurprisalCuda(args, context_); }
+  void Sample(const SampleArgs& args, Stream&) override { SampleCuda(args, context_); }
 
  private:
   absl::Status Take(int64_t bytes, bool host, void** to);

@@ -71,6 +71,8 @@ void SiluMulCuda(const SiluMulArgs& args, CudaContext context);
 void RopeCuda(const RopeArgs& args, CudaContext context);
 void GatherRowsCuda(const GatherRowsArgs& args, CudaContext context);
 void SurprisalCuda(const SurprisalArgs& args, CudaContext context);
+void SampleCuda(const SampleArgs& args, CudaContext context);
+void AdvanceListsCuda(const AdvanceListsArgs& args, CudaContext context);
 void AppendKvCuda(const AppendKvArgs& args, CudaContext context);
 void CopyEntriesCuda(const CopyEntriesArgs& args, CudaContext context);
 void MergeEntriesCuda(const MergeEntriesArgs& args, CudaContext context);
@@ -90,5 +92,6 @@ void MatMulPlain(const MatMulArgs& args, CudaContext context);                  
 void ConvertToBf16(const Tensor& x, void* out, int64_t out_stride, CudaContext context);
 
 inline constexpr int kSkinnyRows = 8;
+bool SkinnyTakesNorm(const MatMulArgs& args);
 
 }  // namespace loupe::cuda

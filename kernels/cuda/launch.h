@@ -12,20 +12,29 @@
 
 namespace loupe::cuda {
 
+// Blocks that follow each other in clusters of `cluster`, which see each other's shared memory.
 template <class... Parameters, class... Arguments>
-void Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-            Arguments&&... arguments) {
+void LaunchClusters(void (*kernel)(Parameters...), dim3 grid, unsigned cluster, dim3 block, size_t shared_bytes,
+                    cudaStream_t stream, Arguments&&... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   LOUPE_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(std::forward<Arguments>(arguments))...));
+}
+
+template <class... Parameters, class... Arguments>
+void Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+            Arguments&&... arguments) {
+  LaunchClusters(kernel, grid, 1, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
 inline unsigned Blocks(int64_t work, int64_t per_block) {

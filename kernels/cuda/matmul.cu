@@ -45,11 +45,13 @@ void MatMulMany(const MatMulArgs& args, const Tensor& x, CudaContext context) {
   p.out_bf16 ? launch(__nv_bfloat16{}) : launch(float{});
 }
 
-}  // namespace
+bool Few(const MatMulArgs& args, CudaContext context) {
+  return args.x.rows() <= kSkinnyRows && !context.deterministic && !context.exact;
+}
 
-void MatMulCuda(const MatMulArgs& args, CudaContext context) {
+// Without what comes before and after it, but for what few rows have fused.
+void Multiply(const MatMulArgs& args, CudaContext context) {
   const auto& weight = static_cast<const WeightCuda&>(*args.weight);
-  if (args.x.rows() == 0) return;
   LOUPE_CHECK_EQ(args.x.row_elements(), weight.cols());
   LOUPE_CHECK_EQ(args.out.row_elements(), weight.rows());
   LOUPE_CHECK(!args.add.defined() || args.add.dtype == args.out.dtype) << "a residual of another type than the output";
@@ -57,10 +59,9 @@ void MatMulCuda(const MatMulArgs& args, CudaContext context) {
 
   const auto multiply = [&](const MatMulArgs& part, const Tensor& x) {
     // Both read rows of `stride` columns, of which those past `cols` are zero on the side of the weights.
-    const bool few = x.rows() <= kSkinnyRows && !context.deterministic;
     const bool fits_lt = part.out.row_stride % kAlignElements == 0 &&
                          reinterpret_cast<uintptr_t>(part.out.data) % 16 == 0 && weight.rows() % kAlignElements == 0;
-    if (few) {
+    if (Few(part, context)) {
       MatMulSkinny(part, x, context);
     } else if (fits_lt) {
       MatMulMany(part, x, context);
@@ -93,6 +94,21 @@ void MatMulCuda(const MatMulArgs& args, CudaContext context) {
     x.rank = 2;
     multiply(part, x);
   }
+}
+
+}  // namespace
+
+void MatMulCuda(const MatMulArgs& args, CudaContext context) {
+  if (args.x.rows() == 0) return;
+  MatMulArgs product = args;
+  const bool few = Few(args, context) && Aligned(args.x);
+  const bool norm = args.norm.x.defined(), gate = args.gated.defined();
+  const bool fused_norm = few && norm && SkinnyTakesNorm(args), fused_gate = few && gate && args.out.row_elements() % 16 == 0;
+  if (norm && !fused_norm) RmsNormCuda(args.norm, context);
+  if (!fused_norm) product.norm = {};
+  if (!fused_gate) product.gated = {};
+  Multiply(product, context);
+  if (gate && !fused_gate) SiluMulCuda({args.out, args.gated}, context);
 }
 
 }  // namespace loupe::cuda

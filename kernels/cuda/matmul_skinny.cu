@@ -35,13 +35,31 @@ struct Skinny {
   int64_t add_stride;
   void* out;
   int64_t out_stride;
+  // x is the norm of these f32 rows, or they are null.
+  const float* norm_x;
+  int64_t norm_stride;
+  const float* norm_weight;
+  float norm_eps;
+  // Half of the outputs are gates of the others: a tile takes eight of each.
+  bool gated;
+
+  // The weight's row that is line `line` of a tile.
+  __device__ __forceinline__ int Row(int tile, int line) const {
+    return gated ? tile * (kTile / 2) + line % 8 + (line < 8 ? 0 : rows / 2) : tile * kTile + line;
+  }
 };
+
+constexpr int kNormBytes = 24 << 10;  // of normalised rows
 
 template <int kStages>
 struct Shared {
   alignas(128) uint8_t stages[kWarps][kStages][kStageBytes];
   float sums[kWarps][kTile][8];
+  alignas(16) uint8_t x[kNormBytes];  // normalised rows, bf16
 };
+
+// Bytes of a normalised row in shared memory: whole chunks, and 16 more so that rows use different banks.
+__host__ __device__ __forceinline__ int NormStride(int cols) { return (cols + kCols - 1) / kCols * kCols * 2 + 16; }
 
 // Where 16-byte piece `piece` of a stage's row lies: neighbouring rows use different banks.
 __device__ __forceinline__ int PieceOffset(int row, int piece) {
@@ -59,7 +77,7 @@ __device__ __forceinline__ void CopyStage(const Skinny& p, const Cursor& at, uin
 #pragma unroll
   for (int i = 0; i < kTile / 2; ++i) {
     const int line = 2 * i + lane / 16;
-    const int row = min(at.tile * kTile + line, p.rows - 1);
+    const int row = min(p.Row(at.tile, line), p.rows - 1);
     CopyAsync16OrZero(stage + PieceOffset(line, piece), p.weight + row * p.weight_stride + (in ? col : 0), in);
   }
 }
@@ -82,8 +100,44 @@ __device__ __forceinline__ void Multiply(uint32_t stage, const uint4 (&x)[kCols 
   }
 }
 
-__device__ __forceinline__ void LoadColumns(const Skinny& p, int chunk, uint4 (&x)[kCols / kStep]) {
+// The normalised rows into shared memory. One more look at them is cheaper than a launch in between.
+__device__ void Normalise(const Skinny& p, float (&partial)[kTile][8], uint8_t* to) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, padded = NormStride(p.cols) / 2;
+  for (int token = 0; token < p.tokens; ++token) {
+    const float* x = p.norm_x + token * p.norm_stride;
+    float sum = 0;
+#pragma unroll 8
+    for (int i = static_cast<int>(threadIdx.x); i < p.cols; i += kWarps * 32) sum += x[i] * x[i];
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+    if (lane == 0) partial[warp][token] = sum;
+  }
+  __syncthreads();
+  for (int token = 0; token < p.tokens; ++token) {
+    const float* x = p.norm_x + token * p.norm_stride;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += partial[w][token];
+    const float scale = 1 / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps);
+    auto* row = reinterpret_cast<__nv_bfloat16*>(to) + token * padded;
+#pragma unroll 8
+    for (int i = static_cast<int>(threadIdx.x); i < padded; i += kWarps * 32) {
+      row[i] = __float2bfloat16(i < p.cols ? x[i] * scale * p.norm_weight[i] : 0.0f);
+    }
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ void LoadColumns(const Skinny& p, const uint8_t* normed, int chunk, uint4 (&x)[kCols / kStep]) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  if (p.norm_x) {
+#pragma unroll
+    for (int s = 0; s < kCols / kStep; ++s) {
+      const int at = g * NormStride(p.cols) + 2 * (chunk * kCols + s * kStep + 8 * t);
+      x[s] = g < p.tokens ? *reinterpret_cast<const uint4*>(normed + at) : uint4{0, 0, 0, 0};
+    }
+    return;
+  }
 #pragma unroll
   for (int s = 0; s < kCols / kStep; ++s) {
     const int col = chunk * kCols + s * kStep + 8 * t;
@@ -95,14 +149,20 @@ __device__ __forceinline__ void LoadColumns(const Skinny& p, int chunk, uint4 (&
 // The warps' sums of a tile, added up and stored.
 template <class Out>
 __device__ __forceinline__ void StoreTile(const Skinny& p, const float (&sums)[kWarps][kTile][8], int tile) {
-  const int line = static_cast<int>(threadIdx.x) % kTile, token = static_cast<int>(threadIdx.x) / kTile,
-            row = tile * kTile + line;
-  if (token >= p.tokens || row >= p.rows) return;
-  float value = 0;
+  const int line = static_cast<int>(threadIdx.x) % kTile, token = static_cast<int>(threadIdx.x) / kTile;
+  const auto sum_of = [&](int of_line) {
+    const int row = p.Row(tile, of_line);
+    float value = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) value += sums[w][line][token];
-  if (p.bias) value += p.bias[row];
-  if (p.add) value += p.add[token * p.add_stride + row];
+    for (int w = 0; w < kWarps; ++w) value += sums[w][of_line][token];
+    if (p.bias) value += p.bias[row];
+    if (p.add) value += p.add[token * p.add_stride + row];
+    return value;
+  };
+  const int row = p.Row(tile, line);
+  if (token >= p.tokens || row >= p.rows || (p.gated && line >= 8)) return;
+  float value = sum_of(line);
+  if (p.gated) value = value / (1 + expf(-value)) * sum_of(line + 8);
   static_cast<Out*>(p.out)[token * p.out_stride + row] = FromFloat<Out>(value);
 }
 
@@ -124,11 +184,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) SkinnyKernel(const Skinny p) {
   };
   for (int i = 0; i < kStages - 1; ++i) issue();
   GridWait();
+  if (p.norm_x) Normalise(p, s.sums[0], s.x);
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float sum[4] = {0, 0, 0, 0};
     for (int chunk = begin; chunk < end; ++chunk) {
       uint4 x[kCols / kStep];
-      LoadColumns(p, chunk, x);
+      LoadColumns(p, s.x, chunk, x);
       CopyWait<kStages - 2>();
       __syncwarp();
       Multiply(SharedAddress(s.stages[warp][used++ % kStages]), x, sum);
@@ -164,6 +225,12 @@ void LaunchByMemory(const Skinny& p, const CudaContext& context) {
 
 }  // namespace
 
+bool SkinnyTakesNorm(const MatMulArgs& args) {
+  const int cols = static_cast<int>(args.weight->cols());
+  return args.norm.x.dtype == DType::kF32 && args.norm.x.row_elements() == cols &&
+         args.norm.x.rows() * NormStride(cols) <= kNormBytes;
+}
+
 void MatMulSkinny(const MatMulArgs& args, const Tensor& x, CudaContext context) {
   const auto& weight = static_cast<const WeightCuda&>(*args.weight);
   Skinny p = {};
@@ -174,12 +241,18 @@ void MatMulSkinny(const MatMulArgs& args, const Tensor& x, CudaContext context) 
     p.x = x.row<__nv_bfloat16>(first), p.x_stride = x.row_stride;
     p.bias = args.bias.defined() ? args.bias.as<float>() : nullptr;
     p.add = args.add.defined() ? args.add.row<float>(first) : nullptr, p.add_stride = args.add.row_stride;
-    p.out_stride = args.out.row_stride;
-    if (args.out.dtype == DType::kBF16) {
-      p.out = args.out.row<__nv_bfloat16>(first);
+    if (args.norm.x.defined()) {
+      p.norm_x = args.norm.x.row<float>(first), p.norm_stride = args.norm.x.row_stride;
+      p.norm_weight = args.norm.weight.as<float>(), p.norm_eps = args.norm.eps;
+    }
+    p.gated = args.gated.defined();
+    const Tensor& out = p.gated ? args.gated : args.out;
+    p.out_stride = out.row_stride;
+    if (out.dtype == DType::kBF16) {
+      p.out = out.row<__nv_bfloat16>(first);
       LaunchByMemory<__nv_bfloat16>(p, context);
     } else {
-      p.out = args.out.row<float>(first);
+      p.out = out.row<float>(first);
       LaunchByMemory<float>(p, context);
     }
   }

@@ -42,6 +42,61 @@ __global__ void AppendKernel(const In* k, int64_t k_stride, const In* v, int64_t
   if (page.log_weights && d == 0) reinterpret_cast<float*>(arena + page.LogWeightOffset(dim))[page.count] = 0;
 }
 
+// Queries and keys are rotated, keys and values stored: a thread a pair of dimensions of one head, query heads first, then
+// keys, then values. The angle is reduced in double: at position 131,072 a float's last bit is a hundredth of a turn.
+template <class T>
+struct RotateAppend {
+  T *q, *k, *v;
+  int64_t q_stride, k_stride, v_stride;
+  int heads, groups, dim, pairs;
+  const int32_t* positions;
+  const float* frequencies;
+  float scale;
+  bool interleaved;
+  const PageRef* slots;
+  int64_t slot_stride;
+  uint8_t* arena;
+};
+
+template <class T>
+__global__ void RotateAppendKernel(const RotateAppend<T> p) {
+  const int i = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x), half = p.dim / 2;
+  const int head = i / half, pair = i % half;
+  if (head >= p.heads + 2 * p.groups) return;
+  const bool is_query = head < p.heads, is_value = head >= p.heads + p.groups;
+  const bool rotates = !is_value && pair < p.pairs;
+  const double frequency = rotates ? static_cast<double>(p.frequencies[pair]) : 0;
+  GridWait();
+  GridLaunch();
+  if (is_query && !rotates) return;
+  const int64_t row = blockIdx.x;
+  const int g = is_value ? head - p.heads - p.groups : head - p.heads;
+  T* x = is_query   ? p.q + row * p.q_stride + head * p.dim
+         : is_value ? p.v + row * p.v_stride + g * p.dim
+                    : p.k + row * p.k_stride + g * p.dim;
+  const bool apart = rotates && !p.interleaved;
+  const int first = apart ? pair : 2 * pair, second = apart ? pair + p.pairs : 2 * pair + 1;
+  float a = ToFloat(x[first]), b = ToFloat(x[second]);
+  if (rotates) {
+    constexpr double kTurn = 6.283185307179586476925286766559;
+    const double angle = p.positions[row] * frequency;
+    float sine, cosine;
+    sincosf(static_cast<float>(angle - kTurn * rint(angle * (1 / kTurn))), &sine, &cosine);
+    const float turned = p.scale * (a * cosine - b * sine);
+    b = p.scale * (a * sine + b * cosine), a = turned;
+  }
+  if (is_query) {
+    x[first] = FromFloat<T>(a), x[second] = FromFloat<T>(b);
+    return;
+  }
+  const PageView page(p.slots[row * p.slot_stride + g]);
+  uint8_t* plane = p.arena + (is_value ? page.ValueOffset(p.dim) : page.offset);
+  const int bytes = is_value ? page.value_bytes : page.key_bytes;
+  Store(plane, bytes, ElementIndex(page.count, first, page.entries), a);
+  Store(plane, bytes, ElementIndex(page.count, second, page.entries), b);
+  if (page.log_weights && is_value && pair == 0) reinterpret_cast<float*>(p.arena + page.LogWeightOffset(p.dim))[page.count] = 0;
+}
+
 // A warp carries the copies of one run, in order.
 __global__ void CopyKernel(const EntryCopy* copies, const int32_t* run_begin, int num_runs, int dim, uint8_t* arena) {
   GridWait();
@@ -82,8 +137,19 @@ void AppendKvCuda(const AppendKvArgs& args, CudaContext context) {
   LOUPE_CHECK(dim > 0 && dim % kChunkDims == 0) << "head size " << dim << " is not a multiple of " << kChunkDims;
   const int64_t total = args.k.rows() * groups * dim;
   if (total == 0) return;
+  const Rotation& r = args.rotation;
   const auto launch = [&](auto type) {
     using In = decltype(type);
+    if (r.q.defined()) {
+      const int heads = static_cast<int>(r.q.shape[1]);
+      const RotateAppend<In> p{r.q.as<In>(), args.k.as<In>(), args.v.as<In>(), r.q.row_stride, args.k.row_stride, args.v.row_stride,
+                               heads, groups, dim, static_cast<int>(r.frequencies.rows()), r.positions.as<int32_t>(),
+                               r.frequencies.as<float>(), r.scale, r.interleaved, args.slots.as<PageRef>(), args.slots.row_stride,
+                               static_cast<uint8_t*>(args.arena)};
+      const dim3 grid(static_cast<unsigned>(args.k.rows()), Blocks((heads + 2 * groups) * dim / 2, kThreads));
+      Launch(RotateAppendKernel<In>, grid, kThreads, 0, context.stream, p);
+      return;
+    }
     Launch(AppendKernel<In>, Blocks(total, kThreads), kThreads, 0, context.stream, args.k.as<In>(), args.k.row_stride,
            args.v.as<In>(), args.v.row_stride, args.slots.as<PageRef>(), args.slots.row_stride, groups, dim, total,
            static_cast<uint8_t*>(args.arena));

@@ -1,4 +1,6 @@
 // -log softmax at one token of each row. One block a row, which reads its logits twice; limited by memory.
+#include <cmath>
+
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.h"

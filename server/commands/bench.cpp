@@ -1,7 +1,11 @@
-// loupe bench decode | prefill | serve: speed of this machine on a model, beside the memory limit of the same machine.
+// loupe bench attention | decode | prefill | serve: speed of this machine on a model, or on random weights of a known
+// shape, beside the memory limit of the same machine.
 #include <cstdio>
 
+#include "absl/strings/str_cat.h"
+#include "engine/bench/attention.h"
 #include "engine/bench/bench.h"
+#include "engine/bench/random_model.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
 #include "server/logging.h"
@@ -10,9 +14,10 @@ namespace loupe {
 namespace {
 
 struct State {
-  std::string model;
+  std::string model, random_weights;
   EngineConfig config;
   BenchOptions options;
+  int prompt_rows = 0;  // attention
 };
 
 void Print(const BenchResult& r, bool json, const State& state) {
@@ -30,6 +35,7 @@ void Print(const BenchResult& r, bool json, const State& state) {
                   {"gbps", r.gbps},
                   {"limit_gbps", r.limit_gbps},
                   {"share_of_limit", r.share_of_limit}});
+      if (r.name == "decode") out["host_us"] = r.host_us;
     }
     std::printf("%s\n", out.dump().c_str());
     return;
@@ -40,26 +46,49 @@ void Print(const BenchResult& r, bool json, const State& state) {
     std::printf("  first token: median %.0f ms, 95 %% within %.0f ms\n", r.first_token_ms_p50, r.first_token_ms_p95);
     return;
   }
-  std::printf("  %.1f us %s, %.1f MB read, %.2f GFLOP (%.0f GFLOP/s)\n", r.time_us, r.name == "decode" ? "a step" : "a prompt",
+  const char* unit = r.name == "decode" ? "a step" : r.name == "attention" ? "a layer" : "a prompt";
+  std::printf("  %.1f us %s, %.1f MB read, %.2f GFLOP (%.0f GFLOP/s)\n", r.time_us, unit,
               r.bytes / 1e6, r.flops / 1e9, r.flops / r.time_us / 1e3);
   std::printf("  memory: %.1f of %.1f GB/s measured on this machine (%.0f %%)\n", r.gbps, r.limit_gbps, 100 * r.share_of_limit);
 }
 
+absl::StatusOr<BenchResult> Attention(const ModelConfig& shape, Backend& backend, const State& state) {
+  AttentionCase c;
+  c.num_heads = shape.num_heads, c.num_kv_heads = shape.num_kv_heads, c.head_dim = shape.head_dim;
+  c.batch = state.options.batch, c.context = state.options.context, c.prompt_rows = state.prompt_rows;
+  c.repeat = state.options.repeat;
+  return BenchAttention(backend, c);
+}
+
+int Report(const absl::StatusOr<BenchResult>& result, bool json, const State& state) {
+  if (!result.ok()) return Fail(result.status());
+  Print(*result, json, state);
+  return kExitOk;
+}
+
 int Run(const std::string& name, const State& state, bool json) {
   InitLogging("warning");
-  if (state.model.empty()) return Fail(absl::InvalidArgumentError("bench needs --model PATH"));
+  if (state.model.empty() == state.random_weights.empty()) {
+    return Fail(absl::InvalidArgumentError(absl::StrCat("bench ", name, " needs --model PATH",
+                                                        name == "serve" ? "" : " or --random-weights SHAPE, one of them")));
+  }
   EngineConfig config = state.config;
   config.max_step_tokens = state.options.max_step_tokens;
   config.max_sequences = std::max(config.max_sequences, state.options.batch);
   config.max_queue = std::max(config.max_queue, state.options.batch);
-  auto model = LoadModel(state.model, config);
+  if (name == "attention" && !state.random_weights.empty()) {
+    const auto shape = ShapeByName(state.random_weights);
+    if (!shape.ok()) return Fail(shape.status());
+    const auto backend = MakeBackend(config.backend);
+    return backend.ok() ? Report(Attention(*shape, **backend, state), json, state) : Fail(backend.status());
+  }
+  auto model = state.model.empty() ? MakeRandomModel(state.random_weights, config) : LoadModel(state.model, config);
   if (!model.ok()) return Fail(model.status());
-  auto result = name == "decode"    ? BenchDecode(*model, state.options)
+  if (name == "attention") return Report(Attention(model->config, *model->backend, state), json, state);
+  return Report(name == "decode"    ? BenchDecode(*model, state.options)
                 : name == "prefill" ? BenchPrefill(*model, state.options)
-                                    : BenchServe(*std::move(model), config, state.options);
-  if (!result.ok()) return Fail(result.status());
-  Print(*result, json, state);
-  return kExitOk;
+                                    : BenchServe(*std::move(model), config, state.options),
+                json, state);
 }
 
 Command AddOne(CLI::App* bench, const std::string& name, const std::string& summary, const std::string& example) {
@@ -69,7 +98,18 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
   AddModelOptions(command.app, &state->model, &state->config);
   command.app->add_option("--context", state->options.context, "tokens before the measured part, or of the prompt")
       ->check(CLI::Range(0, 1 << 20));
-  command.app->add_option("--tokens", state->options.tokens, "tokens decoded a sequence")->check(CLI::Range(1, 1 << 20));
+  if (name != "serve") {
+    command.app->add_option("--random-weights", state->random_weights, "in place of --model: llama-3.1-8b, llama-3.2-1b, smollm2-135m")
+        ->type_name("SHAPE");
+  }
+  if (name == "attention") {
+    command.app
+        ->add_option("--prompt-rows", state->prompt_rows, "of the context, the last that are prompt rows; 0: one decode row a sequence")
+        ->check(CLI::Range(0, 1 << 20));
+  }
+  if (name != "attention") {
+    command.app->add_option("--tokens", state->options.tokens, "tokens decoded a sequence")->check(CLI::Range(1, 1 << 20));
+  }
   command.app->add_option("--batch", state->options.batch, "sequences side by side")->check(CLI::Range(1, 4096));
   command.app->add_option("--repeat", state->options.repeat, "runs; the median counts")->check(CLI::Range(1, 1000));
   command.app->add_option("--max-step-tokens", state->options.max_step_tokens, "rows of a step")->check(CLI::Range(1, 65536));
@@ -81,10 +121,12 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
 }  // namespace
 
 std::vector<Command> AddBenchCommands(CLI::App* root) {
-  CLI::App* bench = root->add_subcommand("bench", "measure speed: decode, prefill, serve");
+  CLI::App* bench = root->add_subcommand("bench", "measure speed: attention, decode, prefill, serve");
   bench->require_subcommand(1);
   const std::string model = " --model models/SmolLM2-135M-Instruct.Q4_1.gguf";
-  return {AddOne(bench, "decode", "tokens per second while generating, at a depth of --context",
+  return {AddOne(bench, "attention", "one layer's attention over random pages of --context entries",
+                 "loupe bench attention --random-weights llama-3.1-8b --context 8192 --batch 8"),
+          AddOne(bench, "decode", "tokens per second while generating, at a depth of --context",
                  "loupe bench decode" + model + " --context 2048 --batch 8"),
           AddOne(bench, "prefill", "tokens per second of a prompt of --context tokens", "loupe bench prefill" + model + " --context 2048"),
           AddOne(bench, "serve", "the whole engine: --batch streams at a time, prompts of --context tokens",

@@ -1,5 +1,5 @@
-// The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention | model [deterministic]`. One JSON
-// object a line. `model`: whole steps of the Llama-3.1-8B shape with random weights.
+// The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention | sample | model [deterministic]`. One
+// JSON object a line. `model`: whole steps of the Llama-3.1-8B shape with random weights.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -7,6 +7,7 @@
 #include "engine/bench/attention.h"
 #include "engine/bench/bench.h"
 #include "engine/bench/random_model.h"
+#include "engine/bench/sample.h"
 
 namespace loupe {
 namespace {
@@ -44,6 +45,28 @@ int Attention(const BackendOptions& options) {
     const AttentionCase one{c.heads, c.kv_heads, c.dim, c.batch, c.context, c.prompt, 10};
     Report(c.prompt ? "prefill attention" : "decode attention", c.heads, c.dim, c.batch, c.context, c.prompt,
            BenchAttention(**backend, one));
+  }
+  return 0;
+}
+
+int Sample(const BackendOptions& options) {
+  auto backend = MakeBackend(options);
+  if (!backend.ok()) {
+    std::fprintf(stderr, "error: %s\n", backend.status().ToString().c_str());
+    return 1;
+  }
+  const struct {
+    int rows;
+    float spread, temperature, top_p;
+  } cases[] = {{64, 3, 0, 1}, {64, 3, 1, 1}, {64, 3, 1, .9f}, {64, 2, 1, .9f}, {64, 1, 1, .9f}, {1, 3, 1, .9f}, {1, 3, 0, 1}};
+  for (const auto& c : cases) {
+    SampleCase one;
+    one.rows = c.rows, one.spread = c.spread, one.temperature = c.temperature, one.top_p = c.top_p;
+    const auto r = BenchSample(**backend, one);
+    if (!r.ok()) return std::fprintf(stderr, "error: %s\n", r.status().ToString().c_str()), 1;
+    std::printf("{\"case\":\"sample\",\"rows\":%d,\"vocab\":%d,\"spread\":%g,\"temperature\":%g,\"top_p\":%g,\"time_us\":%.1f}\n", c.rows,
+                one.vocab, static_cast<double>(c.spread), static_cast<double>(c.temperature), static_cast<double>(c.top_p), r->time_us);
+    std::fflush(stdout);
   }
   return 0;
 }
@@ -87,6 +110,7 @@ int Main(int argc, char** argv) {
   options.device = "cuda";
   options.deterministic = argc > 2 && std::strcmp(argv[2], "deterministic") == 0;
   if (argc > 1 && std::strcmp(argv[1], "model") == 0) return Model(options);
+  if (argc > 1 && std::strcmp(argv[1], "sample") == 0) return Sample(options);
   return Attention(options);
 }
 

@@ -61,6 +61,16 @@ def test_bench(case):
         assert all(out[name] > 0 for name in measured)
 
 
+@pytest.mark.parametrize("case", ["attention", "decode", "prefill"])
+def test_bench_needs_no_model_file(case):
+    tokens = [] if case == "attention" else ["--tokens", 4]
+    out = cli_json("bench", case, "--random-weights", "smollm2-135m", "--context", 64, "--repeat", 1, *tokens)
+    assert out["case"] == case and all(out[name] > 0 for name in ("time_us", "bytes", "flops", "gbps", "share_of_limit"))
+    message = refused(run_cli("bench", case, "--random-weights", "no-such-shape"))
+    assert "no-such-shape" in message and "llama-3.1-8b" in message
+    refused(run_cli("bench", case, "--random-weights", "smollm2-135m", "--model", MODEL))
+
+
 def test_health(server):
     address = f"127.0.0.1:{server.management_port}"
     assert cli_json("health", "--management", address) == {"live": True, "ready": True, "phase": "ready", "reason": ""}

@@ -127,6 +127,63 @@ TEST(AppendKv, F32PagesKeepEveryBit) {
   }
 }
 
+// Rotating on the way gives the very bits of rotating before.
+TEST(AppendKv, RotationOnTheWayEqualsRotationBefore) {
+  for (const Target& target : testing::UsableTargets()) {
+    Backend& backend = BackendOf(target);
+    for (const int dim : {8, 64, 128}) {
+      for (const bool interleaved : {true, false}) {
+        for (const int64_t rows : {1, 3, 17}) {
+          const int groups = 2, heads = 6, pairs = dim == 64 ? 20 : dim / 2;
+          AttendCase c(target, dim, 1, 1, 5);
+          std::vector<float> q = c.Normals(static_cast<int>(rows) * heads * dim), k = c.Normals(static_cast<int>(rows) * groups * dim),
+                             v = c.Normals(static_cast<int>(rows) * groups * dim), frequencies;
+          std::vector<int32_t> positions;
+          for (int64_t r = 0; r < rows; ++r) positions.push_back(static_cast<int32_t>(r * 7919 + 3));
+          for (int i = 0; i < pairs; ++i) frequencies.push_back(std::pow(10000.f, -static_cast<float>(i) / static_cast<float>(pairs)));
+          const auto run = [&](TestArena& arena, bool fused) {
+            std::vector<PageRef> slots;
+            for (int64_t i = 0; i < rows * groups; ++i) {
+              slots.push_back(arena.NewPage({{}, i % 2 == 0, i % 3 == 0}, dim));
+              slots.back().count = static_cast<uint16_t>(i % 16);
+            }
+            std::vector<float> own_q = q, own_k = k;
+            DeviceArrays arrays(backend);
+            const auto heads_of = [&](std::vector<float>& x, int n) {
+              Tensor t = MakeTensor(x.data(), DType::kF32, rows, n, dim);
+              t.rank = 3;
+              return t;
+            };
+            Rotation rotation;
+            rotation.q = arrays.Out(heads_of(own_q, heads));
+            rotation.positions = arrays.In(MakeTensor(positions.data(), DType::kI32, rows));
+            rotation.frequencies = arrays.In(MakeTensor(frequencies.data(), DType::kF32, pairs));
+            rotation.scale = 1.25f, rotation.interleaved = interleaved;
+            AppendKvArgs args;
+            args.k = arrays.In(heads_of(own_k, groups));
+            args.v = arrays.In(heads_of(v, groups));
+            args.slots = arrays.In(MakeTensor(slots.data(), DType::kBytes, rows, groups), sizeof(PageRef));
+            args.arena = arena.data();
+            if (fused) {
+              args.rotation = rotation;
+            } else {
+              for (const Tensor& x : {rotation.q, args.k}) {
+                backend.Rope({x, rotation.positions, rotation.frequencies, rotation.scale, interleaved}, arrays.stream());
+              }
+            }
+            backend.AppendKv(args, arrays.stream());
+            arrays.Finish();
+            return own_q;
+          };
+          TestArena a(target, 1 << 20), b(target, 1 << 20);
+          EXPECT_EQ(run(a, true), run(b, false)) << target << ", " << dim << " dimensions";
+          EXPECT_EQ(a.Read({}, 0, 1 << 19), b.Read({}, 0, 1 << 19)) << target << ", " << dim << " dimensions";
+        }
+      }
+    }
+  }
+}
+
 TEST(AppendKv, ManyRowsEqualRowByRow) {
   const int dim = 64, groups = 3, rows = 200;  // enough that the work is split over threads
   for (const Target& target : testing::UsableTargets()) {

@@ -71,6 +71,7 @@ class FakeModel : public StepModel {
     const int64_t rows = step.ids.rows();
     LOUPE_CHECK_EQ(rows, step.batch->num_rows);
     ++passes;
+    step.cache->Begin(*step.batch, stream);
     std::vector<float> q(Size(rows, kHeads)), k(Size(rows, kGroups)), v(Size(rows, kGroups)), out(Size(rows, kHeads));
     for (int layer = 0; layer < kLayers; ++layer) {
       for (int64_t row = 0; row < rows; ++row) {

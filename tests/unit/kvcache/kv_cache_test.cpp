@@ -151,6 +151,57 @@ TEST(KvCacheReserve, BytesForTokensIsEnough) {
   EXPECT_EQ(KvHarness(options).cache().BytesForTokens(0), 0);
 }
 
+// Every step is checked against the oracle, small pages that grow and pages that begin included.
+TEST(KvCacheAdvance, ADecodeStepOfTheSameSequencesMovesTheLastOneOn) {
+  KvHarness harness(HarnessOptions{});
+  const SeqId a = harness.Open(), b = harness.Open();
+  Fill(harness, a, 5);
+  Fill(harness, b, 60);
+  const auto decode = [&](int steps) {
+    const int64_t before = harness.cache().Stats().steps_advanced;
+    for (int i = 0; i < steps; ++i) EXPECT_TRUE(harness.Step({{a, 0, 1, false}, {b, 0, 1, false}}).ok());
+    harness.CheckBooks();
+    return harness.cache().Stats().steps_advanced - before;
+  };
+  EXPECT_EQ(decode(150), 149);
+  const SeqId fork = harness.Fork(a).value();
+  EXPECT_EQ(decode(20), 19) << "pages are shared now";
+  EXPECT_TRUE(harness.Step({{fork, 0, 1, false}}).ok());
+  EXPECT_EQ(decode(20), 19) << "another step came between";
+  EXPECT_TRUE(harness.Step({{a, 0, 1, false}}, StepEnd::kAbandonMidway).ok());
+  EXPECT_EQ(decode(3), 2);
+  EXPECT_TRUE(harness.Step({{a, 0, 1, false}, {b, 0, 1, false}}, StepEnd::kAbandonMidway).ok());
+  EXPECT_EQ(decode(3), 2) << "what was moved on and abandoned does not count";
+}
+
+TEST(KvCacheAdvance, TablesAreBuiltAfreshWhenTheyAreFull) {
+  HarnessOptions options;
+  options.layers = options.groups = options.heads_per_group = 1;
+  KvHarness harness(options);
+  const SeqId seq = harness.Open();
+  Fill(harness, seq, 64);
+  constexpr int kSteps = 17 * kPageEntries + 2;  // the first step fills a page and leaves room for 16
+  for (int i = 0; i < kSteps; ++i) ASSERT_TRUE(harness.Step({{seq, 0, 1, false}}).ok());
+  EXPECT_EQ(harness.cache().Stats().steps_advanced, kSteps - 2);
+}
+
+TEST(KvCacheAdvance, WindowsAndPoliciesAreBuiltAfresh) {
+  HarnessOptions options;
+  options.windows = {0, 30};
+  KvHarness windowed(options);
+  const SeqId seq = windowed.Open();
+  Fill(windowed, seq, 40);
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(windowed.Step({{seq, 0, 1, false}}).ok());
+  EXPECT_EQ(windowed.cache().Stats().steps_advanced, 0);
+
+  KvHarness thinned(HarnessOptions{});
+  const RandomSubsetPolicy policy(3);
+  const SeqId other = thinned.Open(&policy);
+  ASSERT_TRUE(thinned.Step({{other, 50, 0, true}}).ok());
+  for (int i = 0; i < 70; ++i) ASSERT_TRUE(thinned.Step({{other, 0, 1, false}}).ok());
+  EXPECT_EQ(thinned.cache().Stats().steps_advanced, 59) << "not the first, nor those after the policy acted";
+}
+
 TEST(KvCacheFork, PagesAreSharedUntilOneWrites) {
   HarnessOptions options;
   KvHarness harness(options);

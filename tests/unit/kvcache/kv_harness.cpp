@@ -206,9 +206,10 @@ absl::Status KvHarness::Step(const std::vector<KvStepItem>& items, StepEnd end) 
   }
   const std::vector<Row> rows = RowsOf(items);
   EXPECT_EQ(static_cast<size_t>(batch_.num_rows), rows.size());
-  for (size_t r = 0; r < rows.size(); ++r) EXPECT_EQ(batch_.positions.as<int32_t>()[r], rows[r].position);
   cache_->Audit();
   if (end != StepEnd::kAbandonAtOnce) {
+    cache_->Begin(batch_, *stream_);
+    for (size_t r = 0; r < rows.size(); ++r) EXPECT_EQ(batch_.positions.as<int32_t>()[r], rows[r].position);
     const int layers = end == StepEnd::kCommit ? options_.layers : 1;
     for (int layer = 0; layer < layers; ++layer) RunLayer(batch_, layer, items, rows);
   }

@@ -4,16 +4,39 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <set>
 
 #include "gtest/gtest.h"
+#include "kernels/backend.h"
 
 namespace loupe {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// What the engine does: the sampler describes, the backend chooses, the sampler reads.
+absl::Status Sample(const Sampler& sampler, std::vector<float>& logits, int num_generated, SampledToken* token) {
+  static Backend* const backend = [] {
+    BackendOptions options;
+    options.device = "cpu";
+    options.num_threads = 1;
+    return MakeBackend(options)->release();
+  }();
+  static const std::unique_ptr<Stream> stream = backend->NewStream();
+  std::vector<LogitChange> changes;
+  SampleRow row = sampler.Describe(num_generated, &changes);
+  SampledRow chosen;
+  SampleArgs args;
+  args.logits = MakeTensor(logits.data(), DType::kF32, 1, static_cast<int64_t>(logits.size()));
+  args.rows = MakeTensor(&row, DType::kBytes, 1);
+  args.changes = MakeTensor(changes.data(), DType::kBytes, static_cast<int64_t>(changes.size()));
+  args.out = MakeTensor(&chosen, DType::kBytes, 1);
+  backend->Sample(args, *stream);
+  return sampler.Read(chosen, static_cast<int>(logits.size()), token);
+}
 
 std::vector<float> RandomLogits(int vocab, uint64_t seed, double spread) {
   std::mt19937_64 random(seed);
@@ -127,7 +150,6 @@ TEST(SamplerTest, DrawsFollowTheNaiveDistribution) {
     }
   }
   constexpr int kDraws = 2000;
-  SamplerScratch scratch;
   uint64_t seed = 20;
   for (const Case& c : cases) {
     std::vector<float> logits = RandomLogits(c.vocab, ++seed, c.spread);
@@ -136,7 +158,7 @@ TEST(SamplerTest, DrawsFollowTheNaiveDistribution) {
     std::vector<int> counts(logits.size());
     for (int i = 0; i < kDraws; ++i) {
       SampledToken token;
-      ASSERT_TRUE(sampler.Sample(logits, i, &scratch, &token).ok());
+      ASSERT_TRUE(Sample(sampler, logits, i, &token).ok());
       ++counts[static_cast<size_t>(token.id)];
     }
     EXPECT_EQ(before, logits) << Describe(c);
@@ -146,7 +168,6 @@ TEST(SamplerTest, DrawsFollowTheNaiveDistribution) {
 
 TEST(SamplerTest, PenaltiesBiasAndMaskChangeTheDistributionAsDocumented) {
   constexpr int kVocab = 40, kDraws = 20000;
-  SamplerScratch scratch;
   const std::vector<int32_t> prompt = {3, 3, 4, 5}, output = {5, 6, 6, 6, 7}, ends = {9, 10};
   for (int variant = 0; variant < 16; ++variant) {
     SamplingParams params;
@@ -166,7 +187,7 @@ TEST(SamplerTest, PenaltiesBiasAndMaskChangeTheDistributionAsDocumented) {
     std::vector<int> counts(kVocab);
     for (int i = 0; i < kDraws; ++i) {
       SampledToken token;
-      ASSERT_TRUE(sampler.Sample(logits, i, &scratch, &token).ok());
+      ASSERT_TRUE(Sample(sampler, logits, i, &token).ok());
       ++counts[static_cast<size_t>(token.id)];
     }
     EXPECT_EQ(before, logits) << "logits are restored, variant " << variant;
@@ -175,7 +196,6 @@ TEST(SamplerTest, PenaltiesBiasAndMaskChangeTheDistributionAsDocumented) {
 }
 
 TEST(SamplerTest, GreedyTakesTheLowestOfEqualBest) {
-  SamplerScratch scratch;
   SamplingParams params;
   params.temperature = 0;
   const Sampler sampler(params, 1, {}, {});
@@ -184,14 +204,13 @@ TEST(SamplerTest, GreedyTakesTheLowestOfEqualBest) {
       std::vector<float> logits = RandomLogits(vocab, seed, 1);
       for (float& x : logits) x = std::round(x);  // many ties
       SampledToken token;
-      ASSERT_TRUE(sampler.Sample(logits, 0, &scratch, &token).ok());
+      ASSERT_TRUE(Sample(sampler, logits, 0, &token).ok());
       EXPECT_EQ(token.id, std::max_element(logits.begin(), logits.end()) - logits.begin()) << vocab << " seed " << seed;
     }
   }
 }
 
 TEST(SamplerTest, TopKTiesGoToTheLowestIds) {
-  SamplerScratch scratch;
   SamplingParams params;
   params.top_k = 7;
   const Sampler sampler(params, 3, {}, {});
@@ -199,14 +218,13 @@ TEST(SamplerTest, TopKTiesGoToTheLowestIds) {
   std::set<int32_t> drawn;
   for (int i = 0; i < 300; ++i) {
     SampledToken token;
-    ASSERT_TRUE(sampler.Sample(logits, i, &scratch, &token).ok());
+    ASSERT_TRUE(Sample(sampler, logits, i, &token).ok());
     drawn.insert(token.id);
   }
   EXPECT_EQ(drawn, (std::set<int32_t>{0, 1, 2, 3, 4, 5, 6}));
 }
 
 TEST(SamplerTest, DrawDependsOnSeedIndexAndLogitsAlone) {
-  SamplerScratch one, other;
   SamplingParams params;
   params.top_p = 0.95f;
   std::vector<float> logits = RandomLogits(500, 4, 1.5);
@@ -214,11 +232,11 @@ TEST(SamplerTest, DrawDependsOnSeedIndexAndLogitsAlone) {
   int differing = 0;
   for (int i = 100; i-- > 0;) {
     SampledToken from_a, from_b, from_c;
-    ASSERT_TRUE(a.Sample(logits, i, &one, &from_a).ok());
+    ASSERT_TRUE(Sample(a, logits, i, &from_a).ok());
     std::vector<float> noise = RandomLogits(300, static_cast<uint64_t>(i), 2);
-    ASSERT_TRUE(c.Sample(noise, i, &other, &from_b).ok());
-    ASSERT_TRUE(b.Sample(logits, i, &other, &from_b).ok());
-    ASSERT_TRUE(c.Sample(logits, i, &other, &from_c).ok());
+    ASSERT_TRUE(Sample(c, noise, i, &from_b).ok());
+    ASSERT_TRUE(Sample(b, logits, i, &from_b).ok());
+    ASSERT_TRUE(Sample(c, logits, i, &from_c).ok());
     EXPECT_EQ(from_a.id, from_b.id) << i;
     differing += from_a.id != from_c.id;
   }
@@ -240,7 +258,6 @@ TEST(SamplerTest, NeighbouringSeedsAreIndependent) {
 }
 
 TEST(SamplerTest, LogprobsAreThoseOfTheRawLogits) {
-  SamplerScratch scratch;
   for (const int vocab : {1, 7, 257, 49152}) {
     SamplingParams params;
     params.temperature = 0.5f;
@@ -251,7 +268,7 @@ TEST(SamplerTest, LogprobsAreThoseOfTheRawLogits) {
     for (const float x : logits) sum += std::exp(static_cast<double>(x));
     const auto logprob = [&](int32_t id) { return static_cast<double>(logits[static_cast<size_t>(id)]) - std::log(sum); };
     SampledToken token;
-    ASSERT_TRUE(Sampler(params, 8, {}, {}).Sample(logits, 0, &scratch, &token).ok());
+    ASSERT_TRUE(Sample(Sampler(params, 8, {}, {}), logits, 0, &token).ok());
     EXPECT_EQ(token.id, 0) << "the bias forces it";
     EXPECT_EQ(token.logprobs.chosen.id, 0);
     EXPECT_NEAR(static_cast<double>(token.logprobs.chosen.logprob), logprob(0), 2e-5) << vocab;
@@ -268,7 +285,6 @@ TEST(SamplerTest, LogprobsAreThoseOfTheRawLogits) {
 }
 
 TEST(SamplerTest, IgnoreEosNeverEndsAndMinTokensEndsOnlyLater) {
-  SamplerScratch scratch;
   std::vector<float> logits = {0, 0, 30, 20, 10};
   const std::vector<int32_t> ends = {2};
   SamplingParams params;
@@ -277,7 +293,7 @@ TEST(SamplerTest, IgnoreEosNeverEndsAndMinTokensEndsOnlyLater) {
   params.stop_token_ids = {3};
   SampledToken token;
   const auto at = [&](int n) {
-    EXPECT_TRUE(Sampler(params, 0, {}, ends).Sample(logits, n, &scratch, &token).ok());
+    EXPECT_TRUE(Sample(Sampler(params, 0, {}, ends), logits, n, &token).ok());
     return token.id;
   };
   EXPECT_EQ(at(2), 4) << "end and stop ids are masked";
@@ -287,7 +303,6 @@ TEST(SamplerTest, IgnoreEosNeverEndsAndMinTokensEndsOnlyLater) {
 }
 
 TEST(SamplerTest, BrokenLogitsAreAnErrorNotACrash) {
-  SamplerScratch scratch;
   const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
   for (const float temperature : {0.0f, 1.0f}) {
     SamplingParams params;
@@ -298,19 +313,18 @@ TEST(SamplerTest, BrokenLogitsAreAnErrorNotACrash) {
     for (const std::vector<float>& broken : {std::vector<float>{nan, nan, nan}, {-infinity, -infinity, -infinity}, {1, infinity, 2}}) {
       std::vector<float> logits = broken;
       SampledToken token;
-      EXPECT_EQ(Sampler(params, 1, {}, {}).Sample(logits, 0, &scratch, &token).code(), absl::StatusCode::kInternal);
+      EXPECT_EQ(Sample(Sampler(params, 1, {}, {}), logits, 0, &token).code(), absl::StatusCode::kInternal);
     }
     std::vector<float> logits = {1, 2, 3};
     SampledToken token;
-    EXPECT_EQ(Sampler(params, 1, {}, ends).Sample(logits, 0, &scratch, &token).code(), absl::StatusCode::kOutOfRange);
+    EXPECT_EQ(Sample(Sampler(params, 1, {}, ends), logits, 0, &token).code(), absl::StatusCode::kOutOfRange);
     logits[1] = nan;
-    ASSERT_TRUE(Sampler(params, 1, {}, {}).Sample(logits, 0, &scratch, &token).ok());
+    ASSERT_TRUE(Sample(Sampler(params, 1, {}, {}), logits, 0, &token).ok());
     EXPECT_NE(token.id, 1);
   }
 }
 
 TEST(SamplerTest, ExtremeTemperaturesAndSpreads) {
-  SamplerScratch scratch;
   for (const float temperature : {1e-4f, 1e-5f, 1e-6f, 2.0f, 100.0f}) {
     for (const double spread : {1e-3, 1.0, 1e4}) {
       for (const float top_p : {1.0f, 0.999f, 1e-6f}) {
@@ -321,7 +335,7 @@ TEST(SamplerTest, ExtremeTemperaturesAndSpreads) {
         const Sampler sampler(params, 1, {}, {});
         for (int i = 0; i < 20; ++i) {
           SampledToken token;
-          ASSERT_TRUE(sampler.Sample(logits, i, &scratch, &token).ok());
+          ASSERT_TRUE(Sample(sampler, logits, i, &token).ok());
           ASSERT_TRUE(token.id >= 0 && token.id < 5000) << temperature << " " << spread << " " << top_p;
         }
       }
