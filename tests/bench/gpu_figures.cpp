@@ -1,7 +1,10 @@
-// The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention | sample | model [deterministic]`. One
-// JSON object a line. `model`: whole steps of the Llama-3.1-8B shape with random weights.
+// The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention [BATCH CONTEXT PROMPT-ROWS] | sample |
+// model [deterministic]`. One JSON object a line. `model`: whole steps of the Llama-3.1-8B shape with random weights; a
+// single case of `attention` is for profilers and sanitizers.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "engine/bench/attention.h"
@@ -26,7 +29,7 @@ void Report(const char* what, int heads, int dim, int batch, int context, int pr
   std::fflush(stdout);
 }
 
-int Attention(const BackendOptions& options) {
+int Attention(const BackendOptions& options, int batch, int context, int prompt) {
   auto backend = MakeBackend(options);
   if (!backend.ok()) {
     std::fprintf(stderr, "error: %s\n", backend.status().ToString().c_str());
@@ -34,14 +37,15 @@ int Attention(const BackendOptions& options) {
   }
   std::printf("{\"device\":\"%s\",\"read_gbps\":%.0f}\n", (*backend)->Info().detail.c_str(),
               MeasureReadBandwidth(**backend).value_or(0));
-  const struct {
+  const struct Case {
     int heads, kv_heads, dim, batch, context, prompt;
   } cases[] = {{32, 8, 128, 1, 1024, 0},    {32, 8, 128, 1, 32768, 0},   {32, 8, 128, 1, 131072, 0},
                {32, 8, 128, 8, 32768, 0},   {32, 8, 128, 8, 131072, 0},  {32, 8, 128, 32, 32768, 0},
                {32, 8, 128, 64, 8192, 0},   {9, 3, 64, 64, 4096, 0},     {9, 3, 64, 1, 1024, 0},
                {32, 8, 128, 1, 2048, 2048}, {32, 8, 128, 1, 8192, 8192}, {32, 8, 128, 1, 8192, 512},
                {32, 8, 128, 4, 4096, 4096}, {9, 3, 64, 1, 8192, 8192}};
-  for (const auto& c : cases) {
+  const Case single{32, 8, 128, batch, context, prompt};
+  for (const Case& c : batch > 0 ? std::span(&single, 1) : std::span(cases)) {
     const AttentionCase one{c.heads, c.kv_heads, c.dim, c.batch, c.context, c.prompt, 10};
     Report(c.prompt ? "prefill attention" : "decode attention", c.heads, c.dim, c.batch, c.context, c.prompt,
            BenchAttention(**backend, one));
@@ -111,7 +115,8 @@ int Main(int argc, char** argv) {
   options.deterministic = argc > 2 && std::strcmp(argv[2], "deterministic") == 0;
   if (argc > 1 && std::strcmp(argv[1], "model") == 0) return Model(options);
   if (argc > 1 && std::strcmp(argv[1], "sample") == 0) return Sample(options);
-  return Attention(options);
+  const bool single = argc > 4;
+  return Attention(options, single ? std::atoi(argv[2]) : 0, single ? std::atoi(argv[3]) : 0, single ? std::atoi(argv[4]) : 0);
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
 // The whole pass on the GPU against the CPU's f32 path: the same tokens through both, logits of every row compared.
-// Takes the model of LOUPE_TEST_MODEL (a GGUF file) if that is set, else one of random weights in the default model's
-// shape.
+// Takes the model of LOUPE_TEST_MODEL (a GGUF file) on text if that is set, else one of random weights in the default
+// model's shape on random tokens.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "engine/bench/random_model.h"
@@ -46,6 +49,7 @@ class Pass {
     cache_ = *std::move(cache);
   }
   int vocab() const { return model_.config.vocab_size; }
+  const Tokenizer* tokenizer() const { return model_.tokenizer.get(); }
   SeqId Open() { return *cache_->Open(); }
 
   // Rows of one phase, one run of tokens a sequence; logits of all rows.
@@ -135,10 +139,21 @@ class Agreement {
   int rows_ = 0, differ_ = 0;
 };
 
-std::vector<int32_t> Tokens(int n, int vocab, unsigned seed) {
-  std::mt19937 random(seed);
+// Text for a model that knows one, which `seed` chooses where to begin; else random tokens.
+std::vector<int32_t> Tokens(int n, const Pass& pass, unsigned seed) {
   std::vector<int32_t> ids;
-  for (int i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(random() % static_cast<unsigned>(vocab)));
+  if (const Tokenizer* tokenizer = pass.tokenizer()) {
+    std::ifstream file("docs/kvcache.md");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    LOUPE_CHECK(!text.empty()) << "no docs/kvcache.md; run this from the repository's root";
+    ids = tokenizer->Encode(text, false, false);
+    ids.erase(ids.begin(), ids.begin() + 300 * static_cast<int>(seed));
+    LOUPE_CHECK(static_cast<int>(ids.size()) >= n) << ids.size() << " tokens of text";
+    ids.resize(static_cast<size_t>(n));
+    return ids;
+  }
+  std::mt19937 random(seed);
+  for (int i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(random() % static_cast<unsigned>(pass.vocab())));
   return ids;
 }
 
@@ -157,7 +172,7 @@ TEST_F(GpuModel, LogitsEqualTheCpus) {
     SCOPED_TRACE(exact ? "exact" : "fast");
     Pass cpu(*Load("cpu", true)), gpu(*Load("cuda", exact));
     Agreement agreement;
-    const std::vector<int32_t> a = Tokens(300, cpu.vocab(), 1), b = Tokens(70, cpu.vocab(), 2);
+    const std::vector<int32_t> a = Tokens(300, cpu, 1), b = Tokens(70, cpu, 2);
     const SeqId cpu_a = cpu.Open(), gpu_a = gpu.Open(), cpu_b = cpu.Open(), gpu_b = gpu.Open();
     for (int at = 0; at < 250; at += 125) {
       const std::vector<int32_t> chunk(a.begin() + at, a.begin() + at + 125);
@@ -176,7 +191,7 @@ TEST_F(GpuModel, LogitsEqualTheCpus) {
 
 TEST_F(GpuModel, DeterministicStepsHaveTheSameBitsInCompany) {
   Pass alone(*Load("cuda", false, true)), together(*Load("cuda", false, true));
-  const std::vector<int32_t> a = Tokens(120, alone.vocab(), 3), b = Tokens(120, alone.vocab(), 4);
+  const std::vector<int32_t> a = Tokens(120, alone, 3), b = Tokens(120, alone, 4);
   const SeqId x = alone.Open(), y = together.Open(), z = together.Open();
   const std::vector<int32_t> prompt_a(a.begin(), a.begin() + 90), prompt_b(b.begin(), b.begin() + 33);
   const auto first = alone.Run({{x, prompt_a}}, true), second = together.Run({{z, prompt_b}, {y, prompt_a}}, true);
