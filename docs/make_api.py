@@ -60,7 +60,7 @@ def takes(schema):
     """What a JSON Schema lets in, in a few words."""
     if "anyOf" in schema:
         parts = [takes(s) for s in schema["anyOf"] if s != {"type": "null"}]
-        return ", or ".join(parts)
+        return ", or ".join(dict.fromkeys(parts))
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
     if "enum" in schema:

@@ -244,12 +244,19 @@ constexpr const char* kPenalty = R"({"type": "number", "minimum": -2, "maximum":
 constexpr const char* kIds = R"({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}})";
 constexpr const char* kSomeIds =
     R"({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}})";
-constexpr const char* kMessages = R"({"type": "array", "minItems": 1, "items": {"type": "object", "required": ["role"], "properties": {
-  "role": {"enum": ["system", "user", "assistant", "tool", "developer"]},
-  "content": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "object", "required": ["type", "text"],
-    "properties": {"type": {"enum": ["text", "input_text"]}, "text": {"type": "string"}}}}]},
-  "name": {"type": "string"}, "tool_call_id": {"type": "string"}, "reasoning_content": {"type": "string"},
-  "tool_calls": {"type": "array"}}}})";
+// An assistant that called tools need not have said anything.
+constexpr const char* kMessages = R"({"type": "array", "minItems": 1, "items": {"anyOf": [
+  {"type": "object", "required": ["role", "content"], "properties": {
+    "role": {"enum": ["system", "user", "assistant", "tool", "developer"]},
+    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type", "text"],
+      "properties": {"type": {"enum": ["text", "input_text"]}, "text": {"type": "string"}}}}]},
+    "name": {"type": ["string", "null"]}, "tool_call_id": {"type": ["string", "null"]}, "reasoning_content": {"type": ["string", "null"]},
+    "tool_calls": {"type": "null"}, "audio": {"type": "null"}}},
+  {"type": "object", "required": ["role", "tool_calls"], "properties": {"role": {"const": "assistant"}, "content": {"type": "null"},
+    "name": {"type": ["string", "null"]}, "audio": {"type": "null"}, "reasoning_content": {"type": ["string", "null"]},
+    "tool_call_id": {"type": ["string", "null"]},
+    "tool_calls": {"type": "array", "items": {"type": "object", "required": ["function"], "properties": {"function": {"type": "object",
+      "required": ["name"], "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}}}}}}}}]}})";
 constexpr const char* kPrompt = R"({"anyOf": [{"type": "string"},
   {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}},
   {"type": "array", "minItems": 1, "maxItems": 128, "items": {"anyOf": [{"type": "string"},

@@ -44,7 +44,8 @@ constexpr const char* kSchemas = R"({
     "max_model_len": {"type": "integer", "minimum": 1}}},
   "Models": {"type": "object", "required": ["object", "data"], "properties": {"object": {"const": "list"},
     "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}},
-  "TokenizeRequest": {"type": "object", "properties": {"text": {"type": ["string", "null"]}, "messages": {"type": ["array", "null"]},
+  "TokenizeRequest": {"type": "object", "properties": {"text": {"type": ["string", "null"]}, 
+    "messages": {"anyOf": [{"$ref": "#/components/schemas/Messages"}, {"type": "null"}]},
     "add_special": {"type": ["boolean", "null"]}, "parse_special": {"type": ["boolean", "null"]}}},
   "Tokens": {"type": "object", "required": ["tokens", "pieces", "count"], "properties": {
     "tokens": {"type": "array", "items": {"type": "integer"}}, "pieces": {"type": "array", "items": {"type": "string"}},
@@ -52,7 +53,8 @@ constexpr const char* kSchemas = R"({
   "DetokenizeRequest": {"type": "object", "required": ["tokens"], "properties": {
     "tokens": {"type": "array", "items": {"type": "integer"}}}},
   "Text": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}},
-  "ApplyTemplateRequest": {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"},
+  "ApplyTemplateRequest": {"type": "object", "required": ["messages"], "properties": {
+    "messages": {"$ref": "#/components/schemas/Messages"},
     "chat_template_kwargs": {"type": ["object", "null"]}, "add_generation_prompt": {"type": ["boolean", "null"]},
     "continue_final_message": {"type": ["boolean", "null"]}}},
   "Prompt": {"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
@@ -148,6 +150,9 @@ Json OpenApiDocument(bool with_keys) {
   Json schemas = {{"ChatRequest", RequestSchema(Endpoint::kChat)}, {"CompletionRequest", RequestSchema(Endpoint::kCompletion)}};
   schemas["ChatRequest"]["anyOf"] = Json::array({{{"required", {"messages"}}}, {{"required", {"prompt_token_ids"}}}});
   schemas["CompletionRequest"]["anyOf"] = Json::array({{{"required", {"prompt"}}}, {{"required", {"prompt_token_ids"}}}});
+  for (const FieldSpec& field : ApiFields()) {
+    if (std::string_view(field.name) == "messages") schemas["Messages"] = Json::parse(field.schema);
+  }
   schemas.update(Json::parse(kSchemas));
   Json document = {{"openapi", "3.1.0"},
                    {"info", {{"title", "Loupe"}, {"version", kVersion}}},

@@ -14,6 +14,7 @@
 #include "server/grpc_stream.h"
 #include "server/http_server.h"
 #include "server/openai_answer.h"
+#include "spdlog/spdlog.h"
 #include "tests/unit/server/raw_client.h"
 
 namespace loupe {
@@ -195,6 +196,7 @@ bool BenchGrpc(int tokens) {
 }  // namespace loupe
 
 int main(int argc, char** argv) {
+  spdlog::set_level(spdlog::level::warn);
   const std::string protocol = argc > 1 ? argv[1] : "";
   const int tokens = argc > 2 ? std::atoi(argv[2]) : 2000;
   if ((protocol != "http" && protocol != "grpc") || tokens < 1) {

@@ -2,6 +2,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -52,8 +53,12 @@ def test_schemathesis_finds_nothing(server, tmp_path):
     path = tmp_path / "openapi.json"
     path.write_text(json.dumps(document))
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method"
+    checks += ",negative_data_rejection"
     command = [os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run", str(path), "--url", server.url, "--checks", checks]
+    # Ten seconds are too short for the systematic phase, which would have nothing else run.
+    command += ["--phases", "coverage,fuzzing,stateful" if FULL else "fuzzing"]
     command += ["--max-time", str(seconds), "--max-examples", "100000", "--request-timeout", "60", "--suppress-health-check", "all"]
     r = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 240, cwd=tmp_path)
     assert r.returncode == 0, r.stdout[-6000:] + r.stderr[-2000:]
+    assert int(re.search(r"(\d+) generated, (\d+) passed", r.stdout).group(2)) >= 20, r.stdout[-3000:]
     server.wait_idle()
