@@ -10,16 +10,25 @@ namespace {
 
 constexpr unsigned kLookEveryS = 1;
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<KeyAccount>> FindCaller(const ServerContext& context, const grpc::CallbackServerContext& call) {
-  if (context.keys == nullptr) return nullptr;
+std::string Authorization(const grpc::ServerContextBase& call) {
   const auto& metadata = call.client_metadata();
   const auto shown = metadata.find("authorization");
-  const auto text = shown == metadata.end() ? std::string() : std::string(shown->second.data(), shown->second.size());
-  auto account = context.keys->Find(text);
+  return shown == metadata.end() ? std::string() : std::string(shown->second.data(), shown->second.size());
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<KeyAccount>> FindCaller(const ServerContext& context, const grpc::ServerContextBase& call) {
+  if (context.keys == nullptr) return nullptr;
+  auto account = context.keys->Find(Authorization(call));
   if (!account.ok()) context.metrics->CountRejected(RejectReason::kNoKey);
   return account;
+}
+
+std::string CallerName(const ServerContext& context, const grpc::ServerContextBase& call) {
+  if (context.keys == nullptr) return "";
+  const auto account = context.keys->Find(Authorization(call));
+  return account.ok() ? (*account)->name() : "";
 }
 
 std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const ServerContext& context) {

@@ -1,7 +1,5 @@
 #include "server/grpc_parse_errors.h"
 
-#include "grpcpp/support/server_interceptor.h"
-
 namespace loupe {
 namespace {
 
@@ -32,10 +30,6 @@ class Factory : public experimental::ServerInterceptorFactoryInterface {
 
 }  // namespace
 
-void NameParseErrors(grpc::ServerBuilder* builder) {
-  std::vector<std::unique_ptr<experimental::ServerInterceptorFactoryInterface>> creators;
-  creators.push_back(std::make_unique<Factory>());
-  builder->experimental().SetInterceptorCreators(std::move(creators));
-}
+std::unique_ptr<experimental::ServerInterceptorFactoryInterface> NameParseErrors() { return std::make_unique<Factory>(); }
 
 }  // namespace loupe

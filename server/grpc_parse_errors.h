@@ -2,11 +2,13 @@
 // with UNIMPLEMENTED and no message. This makes it the INVALID_ARGUMENT that it is. Thread-safe.
 #pragma once
 
-#include "grpcpp/server_builder.h"
+#include <memory>
+
+#include "grpcpp/support/server_interceptor.h"
 
 namespace loupe {
 
 // Our own UNIMPLEMENTED always says what is missing, which is how the two are told apart.
-void NameParseErrors(grpc::ServerBuilder* builder);
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> NameParseErrors();
 
 }  // namespace loupe

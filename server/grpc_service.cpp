@@ -21,6 +21,7 @@
 #include "server/grpc_log.h"
 #include "server/grpc_parse_errors.h"
 #include "server/grpc_stream.h"
+#include "server/grpc_unary_log.h"
 #include "server/retry_after.h"
 
 namespace loupe {
@@ -311,7 +312,10 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
   builder.AddListeningPort(address, CredentialsOf(context), port);
   builder.RegisterService(service);
   if (context.keys == nullptr) builder.SetOption(std::make_unique<WithReflection>());
-  NameParseErrors(&builder);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(LogUnaryCalls(context));
+  interceptors.push_back(NameParseErrors());
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(context.max_body_bytes, INT_MAX)));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, context.max_connections);  // of one connection
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);

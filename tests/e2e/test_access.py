@@ -86,12 +86,18 @@ def test_one_log_line_a_request_names_the_key(guarded, protos):
     assert complete(guarded, BOB).status_code == 200
     with grpc.insecure_channel(guarded.grpc) as channel:
         ask = protos.inference.GenerateRequest(prompt="Go on", sampling=protos.inference.Sampling(max_tokens=2), request_id="over-grpc")
-        list(protos.inference_grpc.InferenceStub(channel).Generate(ask, metadata=[("authorization", f"Bearer {ALICE}")]))
+        stub = protos.inference_grpc.InferenceStub(channel)
+        list(stub.Generate(ask, metadata=[("authorization", f"Bearer {ALICE}")]))
+        stub.Tokenize(protos.inference.TokenizeRequest(text="x"), metadata=[("authorization", f"Bearer {ALICE}")])
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
 
-    def lines():
-        return [x for x in map(json.loads, guarded.log().splitlines()) if x["msg"] == "request" and "policy" in x]
+    def lines(field="policy"):
+        return [x for x in map(json.loads, guarded.log().splitlines()) if x["msg"] == "request" and field in x]
+    eventually(lambda: len(lines("status")) == 3)
+    [unary] = [x for x in lines("status") if x["method"] == "Tokenize"]
+    assert (unary["key"], unary["status"]) == ("alice", "OK") and unary["duration_s"] >= 0
     eventually(lambda: len(lines()) == 2)
-    http, over_grpc = lines()
+    http, over_grpc = sorted(lines(), key=lambda x: "protocol" in x)
     assert http["key"] == "bob" and http["status"] == 200 and http["path"] == "/v1/completions"
     assert over_grpc["key"] == "alice" and over_grpc["status"] == "OK" and over_grpc["request_id"] == "over-grpc"
     for line in (http, over_grpc):
