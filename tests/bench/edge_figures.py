@@ -75,7 +75,9 @@ async def overload(seconds):
     s = Server("--max-sequences", "16", "--max-queue", "16")
     try:
         await closed_loop(s.http_port, 16, 10)
-        peak = await closed_loop(s.http_port, 16, min(30, seconds))
+        peak = await closed_loop(s.http_port, 16, max(30, seconds))
+        if peak == 0:
+            raise SystemExit("error: no answer was complete within the time; this machine is too busy for a figure")
         rate = 3 * peak / ASK["max_tokens"]
         before = s.metrics()["process_resident_memory_bytes"]
         statuses, waits, probes, jobs = [], [], [], []
