@@ -4,10 +4,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/request.h"
 #include "kvcache/kv_cache.h"
+#include "kvcache/policies/strategy.h"
 
 namespace loupe {
 
@@ -15,6 +17,7 @@ namespace loupe {
 struct KvDefaults {
   std::optional<KvOptions> kv;   // for requests that bring no `kv`, and what `auto` may choose beside full
   bool allow_baselines = false;  // policies that only serve as comparison
+  std::vector<std::shared_ptr<const Strategy>> strategies = {};  // for polykv
 };
 
 struct KvChoice {

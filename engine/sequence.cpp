@@ -24,6 +24,10 @@ int32_t EngineSequence::token(int position) const {
 int EngineSequence::decode_rows() const {
   const int generated = std::max(computed_, num_prompt()) - num_prompt();
   const int rows = num_output() - generated;
+  if (rows > 1) {  // a replay
+    const Signals signals = policy().signals();
+    if (signals.entry_probability || signals.page_mass) return 1;
+  }
   const int interval = policy().decode_interval();
   return interval > 0 ? std::min(rows, interval - generated % interval) : rows;
 }

@@ -77,6 +77,7 @@ struct Sequence {
   std::vector<std::vector<float>> next_columns;
   std::vector<std::vector<float>> output_norms;  // [layers][prompt rows, H] if asked for
   std::vector<float> surprisal;                  // [prompt rows] if asked for and supplied
+  std::vector<std::vector<float>> keys, values;  // [layers][prompt rows, G, D] if asked for
   uint64_t version = 0;          // another one whenever its lists have changed
   int unsettled_rows = 0;        // decode rows that are in the pages and in num_tokens, but not in the lists yet (Impl::Settle)
   bool in_flight = false;        // a reserved batch holds it

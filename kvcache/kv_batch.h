@@ -61,6 +61,7 @@ struct KvBatch::State {
   bool wants_mass = false;
   bool wants_probability = false;
   bool wants_rows = false;  // query rows, columns or output norms are read in Attend
+  bool wants_entries = false;
   bool in_flight = false;
   bool begun = false;
 

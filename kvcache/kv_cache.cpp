@@ -116,6 +116,10 @@ absl::StatusOr<SeqId> KvCache::Impl::Open(const Policy& policy) {
   if (!policy.keeps_everything()) sequence->signals = policy.signals();
   if (sequence->signals.column_stride > 0) sequence->columns.resize(static_cast<size_t>(num_lists() * heads_per_group()));
   if (sequence->signals.output_norms) sequence->output_norms.resize(static_cast<size_t>(shape.num_layers));
+  if (sequence->signals.entries) {
+    sequence->keys.resize(static_cast<size_t>(shape.num_layers));
+    sequence->values.resize(static_cast<size_t>(shape.num_layers));
+  }
   sequence->window.rows = sequence->signals.window_query_rows;
   sequence->window.values.resize(static_cast<size_t>(sequence->window.rows) * static_cast<size_t>(shape.num_layers) *
                                  static_cast<size_t>(shape.num_heads) * static_cast<size_t>(shape.head_dim));

@@ -70,7 +70,8 @@ struct KvCache::Impl {
   void SumColumns(const KvBatch::State& state, int item, int layer, const AttendArgs& args, Stream& stream);
   void CommitSignals(Sequence& sequence, const StepItem& item);
   void AddProbabilities(const KvBatch::State& state, int item);
-  void SumWindow(const Sequence& sequence, int layer, int rows, Stream& stream);
+  void SumWindow(const Sequence& sequence, int layer, int rows, std::vector<std::vector<float>>* mass, Stream& stream);
+  void CaptureEntries(const KvBatch::State& state, int item, int layer, const Tensor& k, const Tensor& v, Stream& stream);
   void SummariseKeys(const Sequence& sequence, Stream& stream);
 
   // kv_policy.cpp
@@ -145,6 +146,7 @@ struct KvCache::Impl {
   std::vector<ListView> views;
   std::vector<ListAction> actions;
   std::vector<std::vector<float>> window_mass;  // [lists * R]
+  std::vector<std::vector<float>> last_row_mass;  // [lists * R]
   std::vector<std::vector<float>> key_norms, key_alignment;  // [lists]
   std::vector<float> flat_norms;
   std::vector<int32_t> counting;                 // 0, 1, 2, ...: the positions of all lists that nobody has thinned

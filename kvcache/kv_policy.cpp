@@ -71,13 +71,17 @@ SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, bool after_pref
   view.num_prompt = sequence.num_prompt;
   view.num_kv_heads = shape.num_kv_heads;
   view.surprisal = sequence.surprisal;
+  view.keys = sequence.keys;
+  view.values = sequence.values;
   const bool sees_window = after_prefill || signals.window_goes_on;
   const int window_rows =
       sees_window ? std::min(sequence.window.rows, signals.window_goes_on ? sequence.num_tokens : sequence.num_prompt) : 0;
   if (signals.window_mass && sees_window) {
     view.window_rows = window_rows;
-    window_mass.resize(static_cast<size_t>(num_lists()) * heads);
-    for (int layer = 0; layer < shape.num_layers; ++layer) SumWindow(sequence, layer, window_rows, stream);
+    for (int layer = 0; layer < shape.num_layers; ++layer) SumWindow(sequence, layer, window_rows, &window_mass, stream);
+  }
+  if (signals.last_row_mass && sees_window) {
+    for (int layer = 0; layer < shape.num_layers; ++layer) SumWindow(sequence, layer, std::min(1, window_rows), &last_row_mass, stream);
   }
   if (signals.key_norms || signals.key_alignment) SummariseKeys(sequence, stream);
   if (signals.output_norms) {
@@ -88,7 +92,8 @@ SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, bool after_pref
   flattened.resize(static_cast<size_t>(num_lists()));
   views.assign(static_cast<size_t>(num_lists()), ListView{});
   while (static_cast<int>(counting.size()) < sequence.num_tokens) counting.push_back(static_cast<int32_t>(counting.size()));
-  if (!signals.window_mass) {
+  const bool shows_queries = !signals.window_mass && !signals.last_row_mass;
+  if (shows_queries) {
     gathered_queries.resize(static_cast<size_t>(window_rows) * heads * static_cast<size_t>(shape.head_dim) * views.size());
   }
   for (size_t i = 0; i < views.size(); ++i) {
@@ -97,9 +102,10 @@ SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, bool after_pref
     list.layer = static_cast<int>(i) / shape.num_kv_heads;
     list.kv_head = static_cast<int>(i) % shape.num_kv_heads;
     ViewPositions(sequence.lists[i], i, &list);
-    if (!signals.window_mass) ViewQueries(sequence, i, window_rows, &list);
+    if (shows_queries) ViewQueries(sequence, i, window_rows, &list);
     for (size_t r = 0; r < heads; ++r) {
       if (signals.window_mass && sees_window) list.window_mass.push_back({window_mass[i * heads + r].data(), entries});
+      if (signals.last_row_mass && sees_window) list.last_row_mass.push_back({last_row_mass[i * heads + r].data(), entries});
       if (!sequence.columns.empty()) list.column_sums.push_back(sequence.columns[i * heads + r]);
     }
     if (signals.key_norms || signals.key_alignment) list.key_norms = key_norms[i];

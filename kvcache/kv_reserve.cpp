@@ -20,7 +20,7 @@ void KvBatch::State::Clear() {
   extra_counts.clear();
   num_rows = prompt_rows = 0;
   num_tails = 0;
-  wants_mass = wants_probability = wants_rows = in_flight = begun = can_advance = advances = false;
+  wants_mass = wants_probability = wants_rows = wants_entries = in_flight = begun = can_advance = advances = false;
 }
 
 absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBatch* batch) {
@@ -83,6 +83,7 @@ absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, K
     }
     const bool reads_prompt = signals.window_query_rows > 0 || signals.column_stride > 0 || signals.output_norms;
     state->wants_rows |= (reads_prompt && item.num_prompt_rows > 0) || (signals.window_goes_on && item.num_decode_rows > 0);
+    state->wants_entries |= signals.entries && item.num_prompt_rows > 0;
     sequence.in_flight = true;
     state->items.push_back({&sequence, item.num_prompt_rows, item.num_decode_rows, 0, 0, item.ends_prefill});
   }

@@ -19,9 +19,11 @@ void KvCache::Impl::NarrowSignals(Sequence* sequence, const Signals& wanted) con
       << wanted.column_stride << ", not " << has.column_stride;
   LOUPE_CHECK(has.output_norms || !wanted.output_norms) << "output norms were not collected";
   LOUPE_CHECK(has.surprisal || !wanted.surprisal) << "surprisal was not collected";
+  LOUPE_CHECK(has.entries || !wanted.entries) << "keys and values were not collected";
   if (wanted.column_stride == 0) sequence->columns.clear(), sequence->next_columns.clear();
   if (!wanted.output_norms) sequence->output_norms.clear();
   if (!wanted.surprisal) sequence->surprisal.clear();
+  if (!wanted.entries) sequence->keys.clear(), sequence->values.clear();
   // The row of position p lies at p % rows, so a shorter ring is another order.
   const QueryWindow old = std::move(sequence->window);
   QueryWindow& window = sequence->window;
@@ -105,6 +107,21 @@ void KvCache::Impl::CaptureQueries(Sequence& sequence, int layer, const Tensor& 
   }
 }
 
+// An item's prompt rows as they are appended.
+void KvCache::Impl::CaptureEntries(const KvBatch::State& state, int item_index, int layer, const Tensor& k, const Tensor& v,
+                                   Stream& stream) {
+  const StepItem& item = state.items[static_cast<size_t>(item_index)];
+  Sequence& sequence = *item.sequence;
+  if (!sequence.signals.entries) return;
+  const size_t row_values = static_cast<size_t>(shape.num_kv_heads) * static_cast<size_t>(shape.head_dim);
+  for (const auto& [rows, all] : {std::pair{&k, &sequence.keys}, {&v, &sequence.values}}) {
+    std::vector<float>& to = (*all)[static_cast<size_t>(layer)];
+    to.resize(static_cast<size_t>(sequence.num_prompt) * row_values);  // forgets a step that was abandoned
+    const float* from = RowsOnHost(*rows, item.prompt_begin, item.num_prompt, stream);
+    to.insert(to.end(), from, from + static_cast<size_t>(item.num_prompt) * row_values);
+  }
+}
+
 // Adds the sampled rows of a prompt chunk. Written beside the sums that are valid, which Commit replaces.
 void KvCache::Impl::SumColumns(const KvBatch::State& state, int item_index, int layer, const AttendArgs& attend, Stream& stream) {
   const StepItem& item = state.items[static_cast<size_t>(item_index)];
@@ -172,8 +189,9 @@ void KvCache::Impl::AddProbabilities(const KvBatch::State& state, int item_index
   }
 }
 
-// What the entries of a layer get from the last `rows` rows, into window_mass.
-void KvCache::Impl::SumWindow(const Sequence& sequence, int layer, int rows, Stream& stream) {
+// What the entries of a layer get from the last `rows` rows.
+void KvCache::Impl::SumWindow(const Sequence& sequence, int layer, int rows, std::vector<std::vector<float>>* all_mass, Stream& stream) {
+  all_mass->resize(sequence.lists.size() * static_cast<size_t>(heads_per_group()));
   const int groups = shape.num_kv_heads, group_heads = heads_per_group();
   const QueryWindow& window = sequence.window;
   const int end = sequence.signals.window_goes_on ? sequence.num_tokens : sequence.num_prompt;
@@ -188,7 +206,7 @@ void KvCache::Impl::SumWindow(const Sequence& sequence, int layer, int rows, Str
     pages.insert(pages.end(), list.pages.begin(), list.pages.end());
     list_begin.push_back(static_cast<int32_t>(pages.size()));
     for (int r = 0; r < group_heads; ++r) {
-      std::vector<float>& mass = window_mass[list_index * static_cast<size_t>(group_heads) + static_cast<size_t>(r)];
+      std::vector<float>& mass = (*all_mass)[list_index * static_cast<size_t>(group_heads) + static_cast<size_t>(r)];
       mass.assign(list.pages.size() * kPageEntries, 0.f);
       columns.push_back(mass.data());
     }

@@ -43,6 +43,8 @@ void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, co
   args.rotation = rotation;
   args.rotation.positions = MakeTensor(state->Device(state->positions), DType::kI32, state->num_rows);
   backend.AppendKv(args, stream);
+  if (!state->wants_entries) return;
+  for (size_t item = 0; item < state->items.size(); ++item) CaptureEntries(*state, static_cast<int>(item), layer, k, v, stream);
 }
 
 void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, const Tensor& out, Stream& stream) {

@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
   };
   for (loupe::Command& bench : loupe::AddBenchCommands(&root)) commands.push_back(std::move(bench));
   for (loupe::Command& eval : loupe::AddEvalCommands(&root)) commands.push_back(std::move(eval));
+  for (loupe::Command& one : loupe::AddCalibrateCommands(&root)) commands.push_back(std::move(one));
 
   try {
     root.parse(argc, argv);

@@ -58,8 +58,9 @@ absl::StatusOr<std::unique_ptr<EvalRunner>> EvalRunner::Create(LoadedModel& mode
   return runner;
 }
 
-absl::Status EvalRunner::Step(std::span<const KvStepItem> items, std::span<const int32_t> ids,
-                              std::span<const int32_t> logit_rows, const std::function<void()>& before_commit) {
+// Reserves and runs a step; the caller commits or abandons it.
+absl::Status EvalRunner::Compute(std::span<const KvStepItem> items, std::span<const int32_t> ids,
+                                 std::span<const int32_t> logit_rows, DecoderStep step) {
   Backend& backend = *model_.backend;
   const auto num_ids = static_cast<int64_t>(ids.size()), num_logits = static_cast<int64_t>(logit_rows.size());
   absl::Status status = ids_.Ensure(backend, 4 * num_ids);
@@ -71,7 +72,6 @@ absl::Status EvalRunner::Step(std::span<const KvStepItem> items, std::span<const
   std::copy(logit_rows.begin(), logit_rows.end(), logit_rows_.host<int32_t>());
   ids_.Upload(backend, 0, 4 * num_ids, *stream_);
   logit_rows_.Upload(backend, 0, 4 * num_logits, *stream_);
-  DecoderStep step;
   step.ids = MakeTensor(ids_.device<int32_t>(), DType::kI32, num_ids);
   step.cache = cache_.get();
   step.batch = &batch_;
@@ -85,9 +85,16 @@ absl::Status EvalRunner::Step(std::span<const KvStepItem> items, std::span<const
   status = stream_->Synchronize();
   const float* logits = device_logits_.host<float>();
   logits_.assign(logits, logits + num_logits * vocab_size());
-  if (before_commit && status.ok()) before_commit();
+  if (!status.ok()) cache_->Abandon(batch_);
+  return status;
+}
+
+absl::Status EvalRunner::Step(std::span<const KvStepItem> items, std::span<const int32_t> ids,
+                              std::span<const int32_t> logit_rows, const std::function<void()>& before_commit) {
+  if (absl::Status s = Compute(items, ids, logit_rows, {}); !s.ok()) return s;
+  if (before_commit) before_commit();
   cache_->Commit(batch_, *stream_);
-  return status.ok() ? stream_->Synchronize() : status;
+  return stream_->Synchronize();
 }
 
 absl::StatusOr<std::span<const float>> EvalRunner::Prefill(SeqId seq, std::span<const int32_t> ids, int chunk) {
@@ -121,6 +128,25 @@ absl::StatusOr<std::span<const float>> EvalRunner::Prefill(SeqId seq, std::span<
   return std::span<const float>(logits_).last(vocab);
 }
 
+absl::StatusOr<std::span<const float>> EvalRunner::Continue(SeqId seq, std::span<const int32_t> ids, bool stays,
+                                                            int first_layer,
+                                                            std::vector<std::vector<char>>* residuals) {
+  const KvStepItem item{seq, static_cast<int>(ids.size()), 0, stays};
+  std::vector<int32_t> wanted(ids.size());
+  std::iota(wanted.begin(), wanted.end(), 0);
+  DecoderStep step;
+  step.first_layer = first_layer;
+  step.residuals = residuals;
+  if (absl::Status s = Compute(std::span(&item, 1), ids, wanted, step); !s.ok()) return s;
+  if (stays) {
+    cache_->Commit(batch_, *stream_);
+    if (absl::Status s = stream_->Synchronize(); !s.ok()) return s;
+  } else {
+    cache_->Abandon(batch_);
+  }
+  return std::span<const float>(logits_);
+}
+
 absl::StatusOr<std::span<const float>> EvalRunner::Decode(std::span<const SeqId> seqs, std::span<const int32_t> ids) {
   std::vector<KvStepItem> items;
   for (const SeqId seq : seqs) items.push_back({seq, 0, 1, false});
@@ -135,6 +161,7 @@ absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolic
                                                        std::vector<KvSequenceReport>* reports) {
   PolicyContext context = cache_->policy_context(static_cast<int>(prompt.size()));
   context.allow_baselines = true;
+  context.strategies = model_.strategies;
   made_.clear();
   std::vector<SeqId> seqs(policies.size() + 1);
   // Policies are grouped by the pass over the prompt that can serve them: nearly always one.

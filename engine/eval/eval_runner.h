@@ -42,6 +42,12 @@ class EvalRunner {
   // One decode row a sequence. Logits [n][V], valid until the next call.
   absl::StatusOr<std::span<const float>> Decode(std::span<const SeqId> seqs, std::span<const int32_t> ids);
 
+  // Rows that go on after a complete prompt, in one step. With `stays` they become part of the sequence, and its policy acts as at
+  // the end of a prompt; otherwise the sequence is as before. Logits of all rows [n][V], valid until the next call.
+  // `residuals` as in DecoderStep: a pass from layer 0 fills them, one from `first_layer` reads them.
+  absl::StatusOr<std::span<const float>> Continue(SeqId seq, std::span<const int32_t> ids, bool stays, int first_layer,
+                                                  std::vector<std::vector<char>>* residuals);
+
   // One sequence a policy, each holding what its policy makes of the same prompt; the first is the full cache, for
   // which `policies` needs no entry. The prompt is computed once for all policies that can share its signals. `bytes`
   // gets the report of each at the end of prefill. Close all of them afterwards. INVALID_ARGUMENT from a policy names
@@ -55,6 +61,8 @@ class EvalRunner {
   EvalRunner(LoadedModel& model, int max_step_tokens);
   absl::Status Step(std::span<const KvStepItem> items, std::span<const int32_t> ids,
                     std::span<const int32_t> logit_rows, const std::function<void()>& before_commit = {});
+  absl::Status Compute(std::span<const KvStepItem> items, std::span<const int32_t> ids, std::span<const int32_t> logit_rows,
+                       DecoderStep step);
 
   LoadedModel& model_;
   const int max_step_tokens_;

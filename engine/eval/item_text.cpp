@@ -1,11 +1,11 @@
 // Items as text: reading them, and judging an answer.
 #include <algorithm>
 #include <cctype>
-#include <fstream>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "engine/eval/items.h"
+#include "engine/load/read_text.h"
 
 namespace loupe {
 namespace {
@@ -63,11 +63,9 @@ absl::StatusOr<EvalItem> ParseItem(const nlohmann::json& j) {
 }  // namespace
 
 absl::StatusOr<std::vector<EvalItem>> ReadItems(const std::string& path, int limit) {
-  std::ifstream in(path);
-  if (!in || in.peek() == std::ifstream::traits_type::eof()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--items ", path, " cannot be read or is empty; give a JSONL file of items"));
-  }
+  auto text = ReadText("--items", path);
+  if (!text.ok()) return text.status();
+  std::istringstream in(*std::move(text));
   std::vector<EvalItem> items;
   std::string line;
   for (int number = 1; std::getline(in, line); ++number) {

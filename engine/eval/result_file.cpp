@@ -4,11 +4,11 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <sstream>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/load/read_text.h"
 
 namespace loupe {
 
@@ -17,11 +17,10 @@ absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path) {
   results.path_ = path;
   if (path.empty()) return results;
   std::string text;
-  {
-    std::ifstream in(path, std::ios::binary);
-    std::ostringstream all;
-    if (in && in.peek() != std::ifstream::traits_type::eof()) all << in.rdbuf();
-    text = all.str();
+  if (std::error_code ignored; std::filesystem::exists(path, ignored)) {
+    auto read = ReadText("results file", path);
+    if (!read.ok()) return read.status();
+    text = *std::move(read);
   }
   size_t whole = 0;
   for (int number = 1; whole < text.size(); ++number) {

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <random>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "engine/load/read_text.h"
 
 namespace loupe {
 namespace {
@@ -38,11 +37,9 @@ absl::StatusOr<std::vector<TextWindow>> CutWindows(const std::string& folder, co
   std::mt19937_64 random(seed);
   int64_t there = 0;
   for (const fs::path& path : *files) {
-    std::ifstream in(path, std::ios::binary);
-    std::ostringstream text;
-    text << in.rdbuf();
-    if (!in) return absl::InvalidArgumentError(absl::StrCat("--text ", path.string(), " cannot be read"));
-    const std::vector<int32_t> ids = tokenizer.Encode(text.str(), false, false);
+    const auto text = ReadText("--text", path.string());
+    if (!text.ok()) return text.status();
+    const std::vector<int32_t> ids = tokenizer.Encode(*text, false, false);
     std::vector<TextWindow> windows;
     for (size_t first = 0; first + static_cast<size_t>(tokens) <= ids.size(); first += static_cast<size_t>(tokens)) {
       const auto begin = ids.begin() + static_cast<std::ptrdiff_t>(first);

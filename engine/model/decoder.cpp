@@ -93,6 +93,9 @@ struct Decoder::Impl {
   absl::Status TakeActivations();
   absl::Status PackAll(Packer& packer);
   absl::Status Prepare();
+  int64_t ResidualBytes(int64_t rows) const {
+    return ((rows - 1) * residual.row_stride + config.width) * DTypeBytes(residual.dtype);
+  }
   void Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream);
   void FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream);
   void Logits(const DecoderStep& step, Stream& stream);
@@ -338,8 +341,22 @@ void Decoder::Forward(const DecoderStep& step, Stream& stream) {
   LOUPE_CHECK(rows > 0 && rows <= impl.max_rows) << rows << " rows of at most " << impl.max_rows;
   LOUPE_CHECK_EQ(rows, step.batch->num_rows) << "rows of ids and batch";
   step.cache->Begin(*step.batch, stream);
-  impl.backend->Embed({impl.embedding.get(), step.ids, Rows(impl.residual, rows)}, stream);
-  for (size_t i = 0; i < impl.layers.size(); ++i) {
+  const size_t first = static_cast<size_t>(step.first_layer);
+  const int64_t residual_bytes = impl.ResidualBytes(rows);
+  if (first == 0) {
+    impl.backend->Embed({impl.embedding.get(), step.ids, Rows(impl.residual, rows)}, stream);
+    if (step.residuals != nullptr) {
+      step.residuals->assign(impl.layers.size(), std::vector<char>(static_cast<size_t>(residual_bytes)));
+    }
+  } else {
+    LOUPE_CHECK(step.residuals != nullptr && first < step.residuals->size()) << "no rows before layer " << first;
+    LOUPE_CHECK_EQ(static_cast<int64_t>((*step.residuals)[first].size()), residual_bytes) << "rows of another step";
+    impl.backend->Copy(impl.residual.data, (*step.residuals)[first].data(), residual_bytes, stream);
+  }
+  for (size_t i = first; i < impl.layers.size(); ++i) {
+    if (first == 0 && step.residuals != nullptr) {
+      impl.backend->Copy((*step.residuals)[i].data(), impl.residual.data, residual_bytes, stream);
+    }
     impl.Attention(impl.layers[i], static_cast<int>(i), step, stream);
     impl.FeedForward(impl.layers[i], step, stream);
   }

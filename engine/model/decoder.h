@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/load/weight_source.h"
@@ -29,6 +30,11 @@ struct DecoderStep {
   int logit_prompt_rows = -1;  // how many of them are prompt rows; -1: counted here, which reads logit_rows on the host
   Tensor logits;               // [n, V] f32 out
   SurprisalTargets targets;
+  // For measurements that change one layer of a step that was run before.
+  int first_layer = 0;  // the pass begins here, with residuals[first_layer] in place of embeddings
+  // [layers] host memory: the rows before each layer as the backend keeps them, written by a pass from layer 0; null: not
+  // wanted. Complete when the stream has run.
+  std::vector<std::vector<char>>* residuals = nullptr;
 };
 
 class Decoder {

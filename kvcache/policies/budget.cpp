@@ -32,7 +32,13 @@ absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, Ev
     case KvBudget::Kind::kRatio:
       if (!(value > 0 && std::isfinite(value))) return Refuse("budget.ratio", absl::StrCat("is ", value, ", must be above 0"));
       if (value >= 1) return absl::OkStatus();
-      out->total_bytes = std::max(static_cast<int64_t>(value * full_bytes), lists * context.small_page_bytes);
+      out->total_bytes = static_cast<int64_t>(value * full_bytes);
+      if (out->total_bytes < lists * context.small_page_bytes) {
+        return Refuse("budget.ratio",
+                      absl::StrCat("is ", value, ", which is ", out->total_bytes, " bytes of this prompt's ",
+                                   static_cast<int64_t>(full_bytes), ", must be at least ", lists * context.small_page_bytes, ": ", lists,
+                                   " lists of one page of 16 entries; raise the ratio or leave it out"));
+      }
       break;
     case KvBudget::Kind::kTokens:
       if (!(value >= 1 && value <= (1 << 30) && value == std::floor(value))) {

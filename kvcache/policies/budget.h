@@ -46,7 +46,7 @@ struct EvictionBudget {
 };
 
 // INVALID_ARGUMENT: a budget out of range, ranges outside the prompt, a budget that protected entries alone exceed, with
-// the numbers. A ratio never asks for less than one small page of 16 entries a list, since no list can be smaller.
+// the numbers, or less than one small page of 16 entries a list, since no list can be smaller.
 absl::StatusOr<EvictionBudget> PlanBudget(const KvOptions& options, const PolicyContext& context, DecodeForm decode, int interval);
 
 }  // namespace loupe

@@ -85,12 +85,10 @@ class ChunkScorer final : public Scorer {
   int recent_;
 };
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("chunkkv", options, context, DecodeForm::kInterval, [&](const EvictionBudget& budget) {
-    const int recent = budget.protection.recent;
-    return std::make_unique<ChunkScorer>(MakeSnapScorer(SnapOptionsOf(options), recent),
-                                         static_cast<int>(NumberParam(options, "chunk")), recent);
-  });
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget) {
+  const int recent = budget.protection.recent;
+  return std::make_unique<ChunkScorer>(MakeSnapScorer(SnapOptionsOf(options), recent), static_cast<int>(NumberParam(options, "chunk")),
+                                       recent);
 }
 
 }  // namespace
@@ -100,7 +98,8 @@ PolicyRow ChunkKvRow() {
   params.push_back({"chunk", "tokens of a chunk", 20, 1, 512});
   params.push_back(DecodeParam(false));
   params.push_back(IntervalParam());
-  return {"chunkkv", "snapkv's score, whole chunks of tokens stay or go", "the prompt's last query rows", false, params, Make};
+  return {"chunkkv", "snapkv's score, whole chunks of tokens stay or go", "the prompt's last query rows", false, params, nullptr,
+          MakeScorer};
 }
 
 }  // namespace loupe

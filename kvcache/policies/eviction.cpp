@@ -33,6 +33,25 @@ std::vector<int32_t> KeepBest(const ListView& list, const std::vector<float>& sc
   return kept;
 }
 
+ListAction DropLowest(const ListView& list, const std::vector<float>& scores, const Protection& protection, int num_tokens, int excess) {
+  ListAction action{list.layer, list.kv_head, {}, {}, true, {}};
+  for (int dropped = 0; dropped < excess; ++dropped) {
+    int lowest = -1;
+    for (int e = 0; e < static_cast<int>(list.positions.size()); ++e) {
+      const size_t at = static_cast<size_t>(e), best = static_cast<size_t>(std::max(lowest, 0));
+      // Of equal scores the lower position stays.
+      const bool lower = lowest < 0 || scores[at] < scores[best] ||
+                         (scores[at] == scores[best] && list.positions[at] > list.positions[best]);
+      if (!lower || protection.Covers(list.positions[at], num_tokens)) continue;
+      if (std::find(action.drop.begin(), action.drop.end(), e) == action.drop.end()) lowest = e;
+    }
+    if (lowest < 0) break;
+    action.drop.push_back(lowest);
+  }
+  std::sort(action.drop.begin(), action.drop.end());
+  return action;
+}
+
 Signals EvictionPolicy::signals() const {
   Signals signals = scorer_->signals();
   if (budget_.decode == DecodeForm::kAppend) signals.window_goes_on = false;
@@ -69,10 +88,16 @@ void EvictionPolicy::AfterDecode(const SequenceView& sequence, std::vector<ListA
     });
     if (!full) continue;
     scorer_->ScoreLayer(sequence, layer, &scores);
-    if (budget_.decode == DecodeForm::kEachToken) {
-      DropLowest(sequence, layer, scores, actions);
-    } else {
+    if (budget_.decode != DecodeForm::kEachToken) {
       SelectLayer(sequence, layer, scores, actions);
+      continue;
+    }
+    for (const ListView& list : lists) {
+      const int excess = static_cast<int>(list.positions.size()) - LayerEntries(layer);
+      if (excess <= 0) continue;
+      ListAction action =
+          DropLowest(list, scores[static_cast<size_t>(list.kv_head)], budget_.protection, sequence.num_tokens, excess);
+      if (!action.drop.empty()) actions->push_back(std::move(action));
     }
   }
 }
@@ -84,31 +109,6 @@ void EvictionPolicy::SelectLayer(const SequenceView& sequence, int layer, const 
     if (static_cast<int>(list.positions.size()) <= count) continue;
     actions->push_back({list.layer, list.kv_head,
                         KeepBest(list, scores[static_cast<size_t>(list.kv_head)], budget_.protection, sequence.num_tokens, count)});
-  }
-}
-
-void EvictionPolicy::DropLowest(const SequenceView& sequence, int layer, const LayerScores& scores,
-                                std::vector<ListAction>* actions) const {
-  for (const ListView& list : sequence.layer(layer)) {
-    const int excess = static_cast<int>(list.positions.size()) - LayerEntries(layer);
-    if (excess <= 0) continue;
-    const std::vector<float>& score = scores[static_cast<size_t>(list.kv_head)];
-    ListAction action{list.layer, list.kv_head, {}, {}, true, {}};
-    for (int dropped = 0; dropped < excess; ++dropped) {
-      int lowest = -1;
-      for (int e = 0; e < static_cast<int>(list.positions.size()); ++e) {
-        const size_t at = static_cast<size_t>(e), best = static_cast<size_t>(std::max(lowest, 0));
-        // Of equal scores the lower position stays.
-        const bool lower = lowest < 0 || score[at] < score[best] ||
-                           (score[at] == score[best] && list.positions[at] > list.positions[best]);
-        if (!lower || budget_.protection.Covers(list.positions[at], sequence.num_tokens)) continue;
-        if (std::find(action.drop.begin(), action.drop.end(), e) == action.drop.end()) lowest = e;
-      }
-      if (lowest < 0) break;
-      action.drop.push_back(lowest);
-    }
-    std::sort(action.drop.begin(), action.drop.end());
-    if (!action.drop.empty()) actions->push_back(std::move(action));
   }
 }
 

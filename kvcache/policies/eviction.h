@@ -28,6 +28,9 @@ class Scorer {
 std::vector<int32_t> KeepBest(const ListView& list, const std::vector<float>& scores, const Protection& protection, int num_tokens,
                               int count);
 
+// The `excess` entries of lowest score that are not protected, to be overwritten; fewer if there are fewer.
+ListAction DropLowest(const ListView& list, const std::vector<float>& scores, const Protection& protection, int num_tokens, int excess);
+
 class EvictionPolicy : public Policy {
  public:
   // `name` lives as long as the registry's rows.
@@ -54,8 +57,6 @@ class EvictionPolicy : public Policy {
   const PolicyContext& context() const { return context_; }
 
  private:
-  void DropLowest(const SequenceView& sequence, int layer, const LayerScores& scores, std::vector<ListAction>* actions) const;
-
   std::string_view name_;
   EvictionBudget budget_;
   PolicyContext context_;

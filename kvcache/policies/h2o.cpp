@@ -42,11 +42,9 @@ class HeavyHitter final : public Scorer {
   bool normalised_, goes_on_;
 };
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("h2o", options, context, DecodeForm::kEachToken, [&](const EvictionBudget& budget) {
-    return std::make_unique<HeavyHitter>(static_cast<int>(NumberParam(options, "stride")), WordParam(options, "sums") == "normalised",
-                                         budget.decode != DecodeForm::kAppend);
-  });
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget) {
+  return std::make_unique<HeavyHitter>(static_cast<int>(NumberParam(options, "stride")), WordParam(options, "sums") == "normalised",
+                                       budget.decode != DecodeForm::kAppend);
 }
 
 }  // namespace
@@ -59,7 +57,9 @@ PolicyRow H2oRow() {
           {{"sums", "normalised: over the rows that can see the entry; raw: the paper's sums", 0, 0, 0, false, {"normalised", "raw"}},
            {"stride", "every so many prompt rows are summed; 1: all of them", 16, 1, 64},
            DecodeParam(true)},
-          Make};
+          nullptr,
+          MakeScorer,
+          true};
 }
 
 }  // namespace loupe

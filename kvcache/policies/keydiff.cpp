@@ -16,16 +16,13 @@ class Difference final : public Scorer {
   }
 };
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("keydiff", options, context, DecodeForm::kInterval,
-                      [](const EvictionBudget&) { return std::make_unique<Difference>(); });
-}
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&) { return std::make_unique<Difference>(); }
 
 }  // namespace
 
 PolicyRow KeyDiffRow() {
   return {"keydiff", "keeps the keys that differ most from the mean direction", "the keys alone", false,
-          {DecodeParam(false), IntervalParam()}, Make};
+          {DecodeParam(false), IntervalParam()}, nullptr, MakeScorer};
 }
 
 }  // namespace loupe

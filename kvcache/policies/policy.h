@@ -18,7 +18,8 @@ struct Signals {
   // The last w query rows. Of the prompt; with `window_goes_on` of the sequence, whenever the policy is called.
   int window_query_rows = 0;
   bool window_goes_on = false;
-  bool window_mass = false;  // what entries get from these rows
+  bool window_mass = false;    // what entries get from these rows
+  bool last_row_mass = false;  // and from the last of them alone
   // What entries get from every n-th row of the prompt, those at positions n - 1, 2n - 1, ...; 1: from all rows.
   int column_stride = 0;
   bool columns_go_on = false;  // and from every generated token's row
@@ -26,6 +27,7 @@ struct Signals {
   bool key_alignment = false;
   bool output_norms = false;       // of attention's output, per prompt row
   bool surprisal = false;          // of prompt tokens, if the engine supplies it
+  bool entries = false;            // keys and values of prompt rows, for calibration
   bool page_mass = false;          // probability per page at decode
   bool entry_probability = false;  // probability per entry at decode
 };
@@ -38,6 +40,7 @@ struct ListView {
   // Present only if asked for by Signals; R heads of the group.
   std::span<const float> window_queries;     // [w, R, D] after RoPE, oldest row first
   std::vector<std::span<const float>> window_mass;  // [R][entries] sums over the window's rows
+  std::vector<std::span<const float>> last_row_mass;  // [R][entries]
   std::vector<std::span<const float>> column_sums;  // [R][entries] sums over the sampled rows
   std::span<const float> key_norms;          // [entries]
   std::span<const float> key_alignment;      // [entries] cosine of a key with the mean of all keys at length 1
@@ -54,6 +57,7 @@ struct SequenceView {
   std::span<const ListView> lists;      // all lists, layer by layer, kv heads within; a list may be empty
   std::span<const float> output_norms;  // [layers, prompt, H]
   std::span<const float> surprisal;     // [prompt] nats, 0 for the first token
+  std::span<const std::vector<float>> keys, values;  // [layers][prompt, G, D] f32, keys after RoPE
 
   std::span<const ListView> layer(int index) const {
     return lists.subspan(static_cast<size_t>(index * num_kv_heads), static_cast<size_t>(num_kv_heads));

@@ -19,6 +19,7 @@ PolicyRow AdaKvRow();
 PolicyRow PyramidKvRow();
 PolicyRow ChunkKvRow();
 PolicyRow KeyDiffRow();
+PolicyRow PolyKvRow();
 PolicyRow KnormRow();   // baselines/
 PolicyRow RandomRow();  // baselines/
 

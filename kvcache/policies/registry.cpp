@@ -39,7 +39,8 @@ std::string NamesOf(std::span<const PolicyRow> rows, bool baselines) {
   return names;
 }
 
-// All parameters of the row: those given, checked, and the defaults of the others.
+}  // namespace
+
 absl::StatusOr<KvOptions> WithDefaults(const PolicyRow& row, const KvOptions& options) {
   KvOptions out = options;
   for (const auto& given : options.params) {
@@ -62,8 +63,6 @@ absl::StatusOr<KvOptions> WithDefaults(const PolicyRow& row, const KvOptions& op
   return out;
 }
 
-}  // namespace
-
 int64_t PolicyContext::ListBytes(int entries) const {
   const int tail = entries % kPageEntries;
   return entries / kPageEntries * page_bytes + (tail == 0 ? 0 : tail <= kSmallPageEntries ? small_page_bytes : page_bytes);
@@ -77,7 +76,7 @@ int PolicyContext::MaxEntries(int64_t bytes) const {
 
 std::span<const PolicyRow> AllPolicies() {
   static const std::vector<PolicyRow> rows = {FullRow(),      StreamingRow(), H2oRow(),     TovaRow(),  SnapKvRow(), AdaKvRow(),
-                                              PyramidKvRow(), ChunkKvRow(),   KeyDiffRow(), KnormRow(), RandomRow()};
+                                              PyramidKvRow(), ChunkKvRow(),   KeyDiffRow(), PolyKvRow(), KnormRow(), RandomRow()};
   return rows;
 }
 
@@ -96,12 +95,14 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const KvOptions& options, con
   if (row->baseline && !context.allow_baselines) {
     return Refuse("policy", absl::StrCat(row->name, " only serves as a comparison; start the server with --allow-baselines to have it"));
   }
-  if (!options.strategy.empty()) {
+  if (!options.strategy.empty() && row->name != "polykv") {
     return Refuse("strategy", absl::StrCat("is ", options.strategy, ", but policy ", row->name, " takes none"));
   }
   auto complete = WithDefaults(*row, options);
   if (!complete.ok()) return complete.status();
-  return row->make(*complete, context);
+  if (row->make != nullptr) return row->make(*complete, context);
+  return MakeEviction(row->name, *complete, context, row->drops_each_token ? DecodeForm::kEachToken : DecodeForm::kInterval,
+                      [&](const EvictionBudget& budget) { return row->make_scorer(*complete, budget); });
 }
 
 double NumberParam(const KvOptions& options, const char* name) {

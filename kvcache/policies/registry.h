@@ -15,6 +15,10 @@
 
 namespace loupe {
 
+class Scorer;
+struct EvictionBudget;
+struct Strategy;
+
 // A parameter: a number in a range, or one of several words.
 struct ParamSpec {
   std::string name;
@@ -35,6 +39,7 @@ struct PolicyContext {
   int64_t small_page_bytes = 0;  // 16 entries
   int num_prompt = 0;
   bool allow_baselines = false;  // policies that only serve as comparison
+  std::span<const std::shared_ptr<const Strategy>> strategies;  // that the operator brought, each made for this model
 
   int num_lists() const { return num_layers * num_kv_heads; }
   // Bytes of a list's pages.
@@ -49,8 +54,11 @@ struct PolicyRow {
   std::string needs;  // what it costs, for people
   bool baseline = false;
   std::vector<ParamSpec> params;
-  // INVALID_ARGUMENT names the field, the value and its limits. `options` has all parameters of the row, in range.
+  // `options` has all parameters of the row, in range. Either `make`, whose INVALID_ARGUMENT names the field, the value and
+  // its limits; or `make_scorer` of a primitive that ranks the entries of each list, which a strategy may also name.
   absl::StatusOr<std::unique_ptr<Policy>> (*make)(const KvOptions& options, const PolicyContext& context) = nullptr;
+  std::unique_ptr<Scorer> (*make_scorer)(const KvOptions& options, const EvictionBudget& budget) = nullptr;
+  bool drops_each_token = false;  // of a scorer's decode form: one entry a token in place of a cut now and then
 };
 
 // In the order in which they are shown. "auto" is none of them: the engine chooses one.
@@ -59,6 +67,9 @@ const PolicyRow* FindPolicy(std::string_view name);
 
 // The policy that `options` names, for a prompt. INVALID_ARGUMENT: "kv.<field>: <what is wrong, with the limits>".
 absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const KvOptions& options, const PolicyContext& context);
+
+// All parameters of the row: those given, checked, and the defaults of the others. INVALID_ARGUMENT names the parameter.
+absl::StatusOr<KvOptions> WithDefaults(const PolicyRow& row, const KvOptions& options);
 
 // A parameter's value. For the rows' make functions: every parameter is there.
 double NumberParam(const KvOptions& options, const char* name);

@@ -5,10 +5,8 @@
 namespace loupe {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("snapkv", options, context, DecodeForm::kInterval, [&](const EvictionBudget& budget) {
-    return MakeSnapScorer(SnapOptionsOf(options), budget.protection.recent);
-  });
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget) {
+  return MakeSnapScorer(SnapOptionsOf(options), budget.protection.recent);
 }
 
 }  // namespace
@@ -17,7 +15,8 @@ PolicyRow SnapKvRow() {
   std::vector<ParamSpec> params = SnapParams();
   params.push_back(DecodeParam(false));
   params.push_back(IntervalParam());
-  return {"snapkv", "keeps what the last rows of the prompt attend to", "the prompt's last query rows", false, params, Make};
+  return {"snapkv", "keeps what the last rows of the prompt attend to", "the prompt's last query rows", false, params, nullptr,
+          MakeScorer};
 }
 
 }  // namespace loupe

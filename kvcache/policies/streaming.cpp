@@ -14,15 +14,13 @@ class Recency final : public Scorer {
   }
 };
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("streaming", options, context, DecodeForm::kEachToken,
-                      [](const EvictionBudget&) { return std::make_unique<Recency>(); });
-}
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&) { return std::make_unique<Recency>(); }
 
 }  // namespace
 
 PolicyRow StreamingRow() {
-  return {"streaming", "keeps the first tokens (protect.sinks) and the last ones", "nothing", false, {DecodeParam(true)}, Make};
+  return {"streaming", "keeps the first tokens (protect.sinks) and the last ones", "nothing", false, {DecodeParam(true)}, nullptr,
+          MakeScorer, true};
 }
 
 }  // namespace loupe

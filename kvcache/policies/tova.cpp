@@ -9,7 +9,7 @@ class LastRow final : public Scorer {
  public:
   explicit LastRow(bool evicts) : evicts_(evicts) {}
 
-  Signals signals() const override { return {.window_query_rows = 1, .window_mass = true, .entry_probability = evicts_}; }
+  Signals signals() const override { return {.window_query_rows = 1, .last_row_mass = true, .entry_probability = evicts_}; }
 
   void ScoreLayer(const SequenceView& sequence, int layer, LayerScores* scores) const override {
     const std::span<const ListView> lists = sequence.layer(layer);
@@ -18,10 +18,10 @@ class LastRow final : public Scorer {
     float heads = 0;
     for (const ListView& list : lists) {
       if (list.entry_probability.empty()) {
-        for (const std::span<const float> mass : list.window_mass) {
+        for (const std::span<const float> mass : list.last_row_mass) {
           for (size_t e = 0; e < sum.size(); ++e) sum[e] += mass[e];
         }
-        heads += static_cast<float>(list.window_mass.size());
+        heads += static_cast<float>(list.last_row_mass.size());
       } else {
         const size_t group = list.entry_probability.size() / sum.size();
         for (size_t i = 0; i < list.entry_probability.size(); ++i) sum[i / group] += list.entry_probability[i];
@@ -36,16 +36,15 @@ class LastRow final : public Scorer {
   bool evicts_;
 };
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("tova", options, context, DecodeForm::kEachToken,
-                      [](const EvictionBudget& budget) { return std::make_unique<LastRow>(budget.decode != DecodeForm::kAppend); });
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget& budget) {
+  return std::make_unique<LastRow>(budget.decode != DecodeForm::kAppend);
 }
 
 }  // namespace
 
 PolicyRow TovaRow() {
   return {"tova", "keeps what the last row attends to, the same in all heads of a layer", "the prompt's last query row", false,
-          {DecodeParam(true)}, Make};
+          {DecodeParam(true)}, nullptr, MakeScorer, true};
 }
 
 }  // namespace loupe

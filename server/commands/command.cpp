@@ -1,10 +1,21 @@
 #include "server/commands/command.h"
 
 #include <cstdio>
+#include <filesystem>
 
 #include "engine/engine_config.h"
 
 namespace loupe {
+namespace {
+
+// Beside the binary; empty if that cannot be found out.
+std::string ArtifactFolder() {
+  std::error_code error;
+  const auto binary = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? "" : (binary.parent_path() / "artifacts").string();
+}
+
+}  // namespace
 
 Command MakeCommand(CLI::App* parent, const std::string& name, const std::string& summary, const std::string& example) {
   Command command;
@@ -51,6 +62,19 @@ void AddModelOptions(CLI::App* app, std::string* model, EngineConfig* config) {
                 "memory of the KV cache; auto takes 25 % of RAM on the CPU, 90 % of the free memory of a GPU");
   app->add_option("--max-context", config->max_context, "tokens a sequence may have; 0 takes the model's limit")
       ->check(CLI::Range(0, 1 << 24));
+}
+
+void AddStrategyOptions(CLI::App* app, EngineConfig* config) {
+  config->artifact_folder = ArtifactFolder();
+  app->add_option("--strategy", config->strategy_files,
+                  "strategy file of policy polykv (repeatable), in place of the one shipped for the model; the file's name without "
+                  ".json is what kv.strategy asks for, the first file is taken without it")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
+  app->add_flag_function(
+         "--no-artifacts", [config](int64_t count) { if (count > 0) config->artifact_folder.clear(); },
+         "load none of the artifacts that are shipped beside the binary")
+      ->default_str("false");
 }
 
 }  // namespace loupe

@@ -30,6 +30,7 @@ Command AddInspectCommand(CLI::App* root);
 Command AddHealthCommand(CLI::App* root);
 std::vector<Command> AddBenchCommands(CLI::App* root);
 std::vector<Command> AddEvalCommands(CLI::App* root);
+std::vector<Command> AddCalibrateCommands(CLI::App* root);
 
 // A command with its common options, ready for its own.
 Command MakeCommand(CLI::App* parent, const std::string& name, const std::string& summary, const std::string& example);
@@ -41,5 +42,7 @@ int Fail(const absl::Status& status);
 // The options that every command with a model has, and what they fill.
 struct EngineConfig;
 void AddModelOptions(CLI::App* app, std::string* model, EngineConfig* config);
+// Those of the commands that take a `kv` object: which artifacts load beside the model.
+void AddStrategyOptions(CLI::App* app, EngineConfig* config);
 
 }  // namespace loupe

@@ -1,7 +1,4 @@
 // loupe eval kl | items: what a KV policy costs in quality, measured beside the full cache of the same model.
-#include <unistd.h>
-
-#include <chrono>
 #include <cstdio>
 #include <map>
 
@@ -10,6 +7,7 @@
 #include "engine/eval/plot.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
+#include "server/commands/progress.h"
 #include "server/kv_json.h"
 #include "server/logging.h"
 
@@ -23,23 +21,6 @@ struct State {
   KlOptions kl;
   int limit = 0;
 };
-
-// One line on stderr that is written over; a line every tenth where nobody watches.
-EvalProgress ProgressOnStderr() {
-  const bool terminal = isatty(STDERR_FILENO) != 0;
-  const auto start = std::chrono::steady_clock::now();
-  auto last = std::make_shared<int>(-1);
-  return [terminal, start, last](double share, const std::string& what) {
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const int tenth = static_cast<int>(share * 10);
-    if (!terminal && tenth == *last) return;
-    *last = tenth;
-    const double left = share > 0 ? seconds * (1 - share) / share : 0;
-    std::fprintf(stderr, "%s%3.0f %%  %-48s %5.0f s, about %.0f s left%s", terminal ? "\r" : "", 100 * share,
-                 what.c_str(), seconds, left, terminal && share < 1 ? "" : "\n");
-    std::fflush(stderr);
-  };
-}
 
 absl::StatusOr<std::vector<EvalPolicy>> ParsePolicies(const std::vector<std::string>& texts) {
   std::vector<EvalPolicy> policies;
@@ -57,6 +38,20 @@ absl::StatusOr<std::vector<EvalPolicy>> ParsePolicies(const std::vector<std::str
   return policies;
 }
 
+// Results of polykv depend on the strategy: its name and fingerprint become part of the label.
+void NameStrategies(const LoadedModel& model, std::vector<EvalPolicy>* policies) {
+  for (EvalPolicy& policy : *policies) {
+    if (policy.options.policy != "polykv") continue;
+    for (const auto& strategy : model.strategies) {
+      if (!policy.options.strategy.empty() && policy.options.strategy != strategy->name) continue;
+      auto json = nlohmann::ordered_json::parse(policy.label);
+      json["strategy"] = absl::StrCat(strategy->name, "@", strategy->fingerprint);
+      policy.label = json.dump();
+      break;
+    }
+  }
+}
+
 void AddSeries(const std::string& label, double bytes, double value, Interval range, Plot* plot) {
   const std::string name = nlohmann::json::parse(label).value("policy", "");
   auto it = std::find_if(plot->series.begin(), plot->series.end(), [&](const PlotSeries& s) { return s.name == name; });
@@ -70,6 +65,7 @@ std::string ShortName(const std::string& label) {
   std::string name = json.value("policy", "");
   if (json.contains("budget"))
     absl::StrAppend(&name, " ", json["budget"].begin().key(), " ", json["budget"].begin().value().dump());
+  if (json.contains("strategy")) absl::StrAppend(&name, " ", json.value("strategy", ""));
   if (json.contains("params")) absl::StrAppend(&name, " ", json["params"].dump());
   return name;
 }
@@ -165,6 +161,7 @@ absl::Status RunSuite(const std::string& name, State& state, bool json) {
   state.config.max_step_tokens = std::max(state.kl.chunk, 3 * static_cast<int>(policies->size()) + 4);
   auto model = LoadModel(state.model, state.config);
   if (!model.ok()) return model.status();
+  NameStrategies(*model, &*policies);
   const std::string id =
       absl::StrCat(model->config.architecture, ":", model->file_bytes, state.config.backend.exact ? ":exact" : "");
   Plot plot;
@@ -193,6 +190,7 @@ Command AddOne(CLI::App* eval, const std::string& name, const std::string& summa
   Command command = MakeCommand(eval, name, summary, example);
   auto state = std::make_shared<State>();
   AddModelOptions(command.app, &state->model, &state->config);
+  AddStrategyOptions(command.app, &state->config);
   CLI::App* app = command.app;
   app->add_option("--kv", state->kv, "KV policy object; once for each policy to compare")
       ->type_name("JSON")

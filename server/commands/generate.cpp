@@ -157,6 +157,7 @@ Command AddGenerateCommand(CLI::App* root) {
   auto state = std::make_shared<State>();
   CLI::App* app = command.app;
   AddModelOptions(app, &state->model, &state->config);
+  AddStrategyOptions(app, &state->config);
   app->add_option("--prompt,-p", state->prompt, "the prompt; without it and --prompt-file it is read from stdin");
   app->add_option("--prompt-file", state->prompt_file, "file that holds the prompt");
   app->add_flag("--chat", state->chat, "put the prompt into the model's chat template");

@@ -1,9 +1,13 @@
 // loupe inspect: what a model file contains, and whether this build can serve it.
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/load/inspect.h"
+#include "engine/load/read_text.h"
+#include "engine/load/strategy_file.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
 
@@ -78,15 +82,43 @@ void PrintText(const ModelSummary& m) {
   PrintRow("supported", absl::StrCat(m.supported ? "yes" : "no", m.reason.empty() ? "" : ": ", m.reason));
 }
 
+// A strategy: for which model, which patterns, and how uneven its budgets are.
+absl::Status InspectStrategy(const std::string& path, bool json) {
+  const auto text = ReadText("strategy", path);
+  if (!text.ok()) return text.status();
+  const auto strategy = ParseStrategy(*text, std::filesystem::path(path).stem().string());
+  if (!strategy.ok()) return absl::InvalidArgumentError(absl::StrCat("strategy ", path, ": ", std::string(strategy.status().message())));
+  Json out = {{"kind", kStrategyKind},       {"name", strategy->name},           {"fingerprint", strategy->fingerprint},
+              {"model", strategy->model},    {"weights_hash", strategy->weights_hash}, {"layers", strategy->num_layers},
+              {"kv_heads", strategy->num_kv_heads}, {"head_dim", strategy->head_dim}, {"budgets", Json::array()}};
+  for (const StrategyBudget& budget : strategy->budgets) {
+    const auto [least, most] = std::minmax_element(budget.prefill.entries.begin(), budget.prefill.entries.end());
+    Json lists = Json::object();
+    for (const int pattern : budget.prefill.patterns) {
+      Json& count = lists[strategy->patterns[static_cast<size_t>(pattern)].policy];
+      count = count.is_null() ? 1 : count.get<int>() + 1;
+    }
+    out["budgets"].push_back({{"mean", budget.mean}, {"least", *least}, {"most", *most}, {"lists", lists}});
+  }
+  out["calibration"] = Json::parse(*text)["calibration"];
+  out["supported"] = true;
+  std::printf("%s\n", out.dump(json ? -1 : 2, ' ', false, Json::error_handler_t::replace).c_str());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Command AddInspectCommand(CLI::App* root) {
-  Command command = MakeCommand(root, "inspect", "say what a model file contains and whether it is supported",
+  Command command = MakeCommand(root, "inspect", "say what a model or a strategy file contains and whether it is supported",
                                 "loupe inspect models/SmolLM2-135M-Instruct.Q4_1.gguf");
   auto path = std::make_shared<std::string>();
-  command.app->add_option("file", *path, "GGUF file")->required();
+  command.app->add_option("file", *path, "GGUF file of a model, or .json file of a strategy")->required();
   const auto common = command.common;
   command.run = [path, common] {
+    if (path->ends_with(".json")) {
+      const absl::Status status = InspectStrategy(*path, common->json);
+      return status.ok() ? kExitOk : Fail(status);
+    }
     const auto summary = InspectModel(*path);
     if (!summary.ok()) return Fail(summary.status());
     if (common->json) {

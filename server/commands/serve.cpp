@@ -260,6 +260,7 @@ void AddAccessOptions(CLI::App* app, ServeOptions* o) {
 
 void AddServeOptions(CLI::App* app, ServeOptions* o) {
   AddModelOptions(app, &o->model, &o->engine);
+  AddStrategyOptions(app, &o->engine);
   app->add_option("--model-name", o->model_name, "name that clients use; the file's name if empty");
   app->add_option("--http", o->http, "OpenAI-style HTTP")->type_name("HOST:PORT");
   app->add_option("--grpc", o->grpc, "loupe.v1.Inference")->type_name("HOST:PORT");

@@ -100,7 +100,7 @@ def test_messages_and_roles_are_protected(server):
 
 def test_policies_are_listed(server):
     policies = {p["name"]: p for p in httpx.get(server.url + "/v1/kv/policies").json()["policies"]}
-    assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff"} == set(policies)
+    assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff", "polykv"} == set(policies)
     assert all(p["summary"] and p["formats"] == ["dense"] for p in policies.values())
     assert {"name": "window", "summary": "last query rows that score the entries", "default": 64, "min": 1, "max": 512} in policies["snapkv"]["parameters"]
     text = run_cli("serve", "--help-kv")

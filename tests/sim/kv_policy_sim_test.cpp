@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/engine_core.h"
 #include "tests/sim/fake_model.h"
+#include "tests/support/strategies.h"
 
 namespace loupe {
 namespace {
@@ -17,7 +18,7 @@ struct Heard {
   std::optional<Finished> finished;
 };
 
-class KvPolicySim : public testing::Test {
+class KvPolicySim : public ::testing::Test {
  protected:
   void Make(CoreLimits limits, KvDefaults kv = {}) {
     core_.reset();
@@ -50,6 +51,8 @@ class KvPolicySim : public testing::Test {
     request.kv = std::move(kv);
     return request;
   }
+  // All policies, baselines included, and a strategy for polykv.
+  static KvDefaults Everything() { return {std::nullopt, true, {testing::RandomStrategy(4, 4)}}; }
   static KvOptions Kv(std::string_view policy, KvBudget::Kind kind, double value) {
     KvOptions options;
     options.policy = std::string(policy);
@@ -99,7 +102,7 @@ class KvPolicySim : public testing::Test {
       KvOptions options = row.name == "full"  ? Kv(row.name, KvBudget::Kind::kNone, 0)
                           : number % 2 == 0 ? Kv(row.name, KvBudget::Kind::kRatio, 0.3)
                                             : Kv(row.name, KvBudget::Kind::kTokens, 40 + number);
-      if (row.name == "adakv" || row.name == "keydiff") {
+      if (row.name == "adakv" || row.name == "keydiff" || row.name == "polykv") {
         options.params["decode"] = std::string("evict");
         options.params["interval"] = 16.0;
       }
@@ -122,7 +125,7 @@ TEST_F(KvPolicySim, AMixedBatchEqualsEachRequestAlone) {
   const std::vector<Request> requests = OneEach(150, 60);
   std::map<std::string, Heard> alone;
   for (const int rows : {64, 512}) {
-    Make(Limits(64, 12, rows), {std::nullopt, true});
+    Make(Limits(64, 12, rows), Everything());
     for (const Request& request : requests) {
       Heard heard = Run({request}).at(request.id);
       if (alone.count(request.id)) {
@@ -131,7 +134,7 @@ TEST_F(KvPolicySim, AMixedBatchEqualsEachRequestAlone) {
       alone[request.id] = std::move(heard);
     }
   }
-  Make(Limits(64, 12, 100), {std::nullopt, true});
+  Make(Limits(64, 12, 100), Everything());
   int most_running = 0;
   const auto together = Run(requests, [&] { most_running = std::max(most_running, core_->num_running()); });
   EXPECT_GE(most_running, 11);
@@ -149,18 +152,18 @@ TEST_F(KvPolicySim, AMixedBatchEqualsEachRequestAlone) {
 
 TEST_F(KvPolicySim, PreemptionChangesNoToken) {
   const std::vector<Request> requests = OneEach(150, 140);
-  Make(Limits(64, 12, 64), {std::nullopt, true});
+  Make(Limits(64, 12, 64), Everything());
   const auto roomy = Run(requests);
   EXPECT_EQ(core_->queue().Stats().preemptions, 0);
   // Three slabs hold 768 full tokens; eleven requests that grow beyond what admission sets aside want more.
-  Make(Limits(3, 12, 64), {std::nullopt, true});
+  Make(Limits(3, 12, 64), Everything());
   const auto tight = Run(requests);
   EXPECT_GT(core_->queue().Stats().preemptions, 0);
   for (const Request& request : requests) EXPECT_EQ(tight.at(request.id).tokens, roomy.at(request.id).tokens) << request.id;
 }
 
 TEST_F(KvPolicySim, ARatioOfOneEqualsFull) {
-  Make(Limits(32, 12, 64), {std::nullopt, true});
+  Make(Limits(32, 12, 64), Everything());
   Request full = Ask("f", 200, 40, Kv("full", KvBudget::Kind::kNone, 0));
   const Heard expected = Run({full}).at("f");
   for (const PolicyRow& row : AllPolicies()) {
@@ -193,9 +196,9 @@ TEST_F(KvPolicySim, FreedMeansFreed) {
 }
 
 TEST_F(KvPolicySim, EvictingRequestsNeverExceedTheirBytes) {
-  Make(Limits(32, 8, 64), {std::nullopt, true});
+  Make(Limits(32, 8, 64), Everything());
   const double budget = 16.0 * 2 * 64 * 1024;  // two pages a list
-  for (const char* policy : {"streaming", "h2o", "tova", "snapkv", "adakv", "chunkkv", "keydiff", "knorm"}) {
+  for (const char* policy : {"streaming", "h2o", "tova", "snapkv", "adakv", "chunkkv", "keydiff", "polykv", "knorm"}) {
     KvOptions kv = Kv(policy, KvBudget::Kind::kBytes, budget);
     kv.params["decode"] = std::string("evict");
     int64_t most_after_prompt = 0;

@@ -16,15 +16,13 @@ class SmallNorm final : public Scorer {
   }
 };
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("knorm", options, context, DecodeForm::kInterval,
-                      [](const EvictionBudget&) { return std::make_unique<SmallNorm>(); });
-}
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&) { return std::make_unique<SmallNorm>(); }
 
 }  // namespace
 
 PolicyRow KnormRow() {
-  return {"knorm", "baseline: keeps the keys of smallest norm", "the keys alone", true, {DecodeParam(false), IntervalParam()}, Make};
+  return {"knorm", "baseline: keeps the keys of smallest norm", "the keys alone", true, {DecodeParam(false), IntervalParam()}, nullptr,
+          MakeScorer};
 }
 
 }  // namespace loupe

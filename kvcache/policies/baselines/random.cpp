@@ -32,17 +32,15 @@ class Dice final : public Scorer {
   uint64_t seed_;
 };
 
-absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const PolicyContext& context) {
-  return MakeEviction("random", options, context, DecodeForm::kInterval, [&](const EvictionBudget&) {
-    return std::make_unique<Dice>(static_cast<uint64_t>(NumberParam(options, "seed")));
-  });
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget&) {
+  return std::make_unique<Dice>(static_cast<uint64_t>(NumberParam(options, "seed")));
 }
 
 }  // namespace
 
 PolicyRow RandomRow() {
   return {"random", "baseline: keeps entries at random", "nothing", true,
-          {{"seed", "of the choice", 0, 0, 4294967295.0}, DecodeParam(false), IntervalParam()}, Make};
+          {{"seed", "of the choice", 0, 0, 4294967295.0}, DecodeParam(false), IntervalParam()}, nullptr, MakeScorer};
 }
 
 }  // namespace loupe

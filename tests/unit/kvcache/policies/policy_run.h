@@ -11,6 +11,8 @@
 
 #include "kernels/check.h"
 #include "kvcache/kv_cache.h"
+#include "kvcache/policies/strategy.h"
+#include "tests/support/strategies.h"
 
 namespace loupe {
 
@@ -46,11 +48,13 @@ class PolicyRun {
     KvConfig config;
     config.device_bytes = arena_bytes;
     cache_ = KvCache::Create(config, kv, *backend_).value();
+    strategies_ = {testing::RandomStrategy(shape.layers, shape.groups)};
   }
 
   absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, int prompt) const {
     PolicyContext context = cache_->policy_context(prompt);
     context.allow_baselines = true;
+    context.strategies = strategies_;
     return MakePolicy(options, context);
   }
 
@@ -97,6 +101,8 @@ class PolicyRun {
     return kept;
   }
   KvCache& cache() { return *cache_; }
+  // For polykv; a random one unless said otherwise.
+  void Use(std::shared_ptr<const Strategy> strategy) { strategies_ = {std::move(strategy)}; }
   const PolicyShape& shape() const { return shape_; }
 
  private:
@@ -104,6 +110,7 @@ class PolicyRun {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<KvCache> cache_;
+  std::vector<std::shared_ptr<const Strategy>> strategies_;
 };
 
 }  // namespace loupe
