@@ -87,6 +87,11 @@ def test_without_a_strategy_the_refusal_says_what_to_do():
         assert s.stop() == 0
 
 
+def test_the_shipped_strategy_loads_by_itself(server):
+    _, kv = answer(server, {"policy": "polykv", "budget": {"ratio": 0.125}})
+    assert kv["policy"] == "polykv" and 0.1 < kv["bytes_ratio"] <= 0.125
+
+
 def test_a_strategy_of_another_model_is_refused(strategy, tmp_path):
     good = json.loads(strategy.read_text())
     other = tmp_path / "other.json"
