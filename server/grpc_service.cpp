@@ -298,7 +298,7 @@ class WithReflection : public grpc::ServerBuilderOption {
   }
 };
 
-absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& context, const std::string& address,
+absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& context, const std::string& address, const char* flag,
                                                      grpc::Service* service, int* port) {
   const size_t colon = address.rfind(':');
   RouteGrpcLog();
@@ -333,7 +333,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
   }
   if (server == nullptr || *port == 0) {
     return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address, " for gRPC: the port is in use or the address is not "
-                                                 "this machine's; choose another with --grpc HOST:PORT"));
+                                                 "this machine's; choose another with ", flag, " HOST:PORT"));
   }
   return server;
 }
@@ -344,7 +344,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(ServerContext& con
   auto out = std::unique_ptr<GrpcServer>(new GrpcServer());
   grpc::EnableDefaultHealthCheckService(true);
   out->impl_->service = std::make_unique<InferenceService>(context, out->impl_->pool, out->impl_->work);
-  auto server = Listen(context, address, out->impl_->service.get(), &out->impl_->port);
+  auto server = Listen(context, address, "--grpc", out->impl_->service.get(), &out->impl_->port);
   if (!server.ok()) return server.status();
   out->impl_->server = *std::move(server);
   out->SetServing(false);
@@ -355,7 +355,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartAdmin(ServerContext
                                                                    std::function<void()> drain) {
   auto out = std::unique_ptr<GrpcServer>(new GrpcServer());
   out->impl_->service = std::make_unique<AdminService>(context, std::move(drain));
-  auto server = Listen(context, address, out->impl_->service.get(), &out->impl_->port);
+  auto server = Listen(context, address, "--admin", out->impl_->service.get(), &out->impl_->port);
   if (!server.ok()) return server.status();
   out->impl_->server = *std::move(server);
   return out;

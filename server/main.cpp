@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "server/commands/command.h"
@@ -21,6 +22,29 @@ int RunCommand(const loupe::Command& command) {
     return loupe::kExitOk;
   }
   return command.run();
+}
+
+// What is wrong with the command line, in the words of the command that it reached.
+std::string Explain(const CLI::App& root, const CLI::ParseError& error) {
+  const CLI::App* at = &root;
+  std::string path = "loupe";
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().back();
+    path += " " + at->get_name();
+  }
+  const std::string help = "; see " + path + " --help";
+  const std::vector<std::string> rest = root.remaining(true);
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && at->get_require_subcommand_min() > 0) {
+    std::string names;
+    for (const CLI::App* command : at->get_subcommands([](const CLI::App*) { return true; })) {
+      names += (names.empty() ? "" : ", ") + command->get_name();
+    }
+    return (rest.empty() ? path + " needs a command" : path + " has no command '" + rest.front() + "'") + ": " + names + help;
+  }
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !rest.empty()) {
+    return path + " does not know '" + rest.front() + "'" + help;
+  }
+  return error.what() + help;
 }
 
 // What was printed has to have arrived: a result that is lost is a failure.
@@ -52,7 +76,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& done) {  // --help, --version
     return FinishOutput(root.exit(done));
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "error: %s; see loupe --help\n", error.what());
+    std::fprintf(stderr, "error: %s\n", Explain(root, error).c_str());
     return loupe::kExitBadInput;
   }
   loupe::WarnAboutUnknownEnvironment(root);

@@ -229,8 +229,8 @@ class PhaseMatMul {
         float* tile_sums = sums + t * kPanelRows * kPanelOutputs;
         const int pairs = static_cast<int>((end - begin + 1) / 2);
         const PanelStore store = StoreOf(part, first_strip, row);
-        kernels_.panel({rounded(row) + begin, RoundedStride(cols_), expanded, pairs, tile_sums, begin == 0,
-                        end == cols_ ? &store : nullptr});
+        kernels_.panel({rounded(row) + begin, static_cast<int>(TileRows(row, kPanelRows)), RoundedStride(cols_), expanded, pairs,
+                        tile_sums, begin == 0, end == cols_ ? &store : nullptr});
       }
     }
   }
@@ -238,7 +238,6 @@ class PhaseMatMul {
   PanelStore StoreOf(const WeightPart& part, int64_t first_strip, int64_t row) const {
     const int64_t output = part.first_row + first_strip * kStripRows;
     PanelStore store{};
-    store.num_rows = static_cast<int>(TileRows(row, kPanelRows));
     store.num_outputs = static_cast<int>(std::min<int64_t>(kPanelOutputs, part.rows - first_strip * kStripRows));
     store.out = args_.out.row<float>(begin_ + row) + output;
     store.out_stride = args_.out.row_stride;

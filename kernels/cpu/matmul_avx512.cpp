@@ -319,9 +319,10 @@ inline __attribute__((always_inline)) void StoreRow(const PanelStore& s, int r, 
 }
 
 // 24 sums hide the latency of 6; a pair of columns loads 4 vectors and 6 broadcasts for 24 VDPBF16PS.
-void Panel(const PanelCall& call) {
-  __m512 sum[kPanelRows][kPanelStrips];
-  LOUPE_UNROLL for (int r = 0; r < kPanelRows; ++r) {
+template <int kRows>
+void PanelOf(const PanelCall& call) {
+  __m512 sum[kRows][kPanelStrips];
+  LOUPE_UNROLL for (int r = 0; r < kRows; ++r) {
     LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j) {
       sum[r][j] = call.first ? _mm512_setzero_ps() : _mm512_loadu_ps(call.sums + r * kPanelOutputs + j * kStripRows);
     }
@@ -332,19 +333,25 @@ void Panel(const PanelCall& call) {
   for (int p = 0; p < call.pairs; ++p, w += kPanelOutputs * 2, a += 2) {
     __m512bh v[kPanelStrips];
     LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j) v[j] = (__m512bh)_mm512_load_si512(w + j * 32);
-    LOUPE_UNROLL for (int r = 0; r < kPanelRows; ++r) {
+    LOUPE_UNROLL for (int r = 0; r < kRows; ++r) {
       const __m512bh x = (__m512bh)Broadcast(a + r * stride);
       LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j) sum[r][j] = _mm512_dpbf16_ps(sum[r][j], x, v[j]);
     }
   }
-  LOUPE_UNROLL for (int r = 0; r < kPanelRows; ++r) {
+  LOUPE_UNROLL for (int r = 0; r < kRows; ++r) {
     if (call.store != nullptr) {
-      if (r < call.store->num_rows) StoreRow(*call.store, r, sum[r]);
+      if (r < call.num_rows) StoreRow(*call.store, r, sum[r]);
       continue;
     }
     LOUPE_UNROLL for (int j = 0; j < kPanelStrips; ++j)
         _mm512_storeu_ps(call.sums + r * kPanelOutputs + j * kStripRows, sum[r][j]);
   }
+}
+
+// The last tile of a prompt is often not full: 128 rows leave 2 of 6.
+void Panel(const PanelCall& call) {
+  if (call.num_rows > 4) return PanelOf<kPanelRows>(call);
+  return call.num_rows > 2 ? PanelOf<4>(call) : PanelOf<2>(call);
 }
 
 constexpr MatMulKernels Make() {

@@ -43,7 +43,6 @@ static constexpr int kPanelCols = 192;  // 24 KiB of bf16: most of the first-lev
 
 // Where a panel's tile ends: out[r][o] = sum[r][o] + bias[o] + add[r][o].
 struct PanelStore {
-  int num_rows;
   int num_outputs;  // up to kPanelOutputs
   float* out;
   int64_t out_stride;
@@ -53,7 +52,8 @@ struct PanelStore {
 };
 
 struct PanelCall {
-  const uint16_t* rows;  // bf16 activations, kPanelRows of them, zero beyond the last
+  const uint16_t* rows;  // bf16 activations, readable up to a whole tile
+  int num_rows;          // up to kPanelRows
   int64_t row_stride;    // elements
   const uint16_t* panel;
   int pairs;    // of columns

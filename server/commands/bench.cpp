@@ -123,6 +123,7 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
 std::vector<Command> AddBenchCommands(CLI::App* root) {
   CLI::App* bench = root->add_subcommand("bench", "measure speed: attention, decode, prefill, serve");
   bench->require_subcommand(1);
+  bench->footer("Each has its own help:\n  loupe bench decode --help");
   const std::string model = " --model models/SmolLM2-135M-Instruct.Q4_1.gguf";
   return {AddOne(bench, "attention", "one layer's attention over random pages of --context entries",
                  "loupe bench attention --random-weights llama-3.1-8b --context 8192 --batch 8"),

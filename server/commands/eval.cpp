@@ -231,6 +231,7 @@ Command AddOne(CLI::App* eval, const std::string& name, const std::string& summa
 std::vector<Command> AddEvalCommands(CLI::App* root) {
   CLI::App* eval = root->add_subcommand("eval", "measure what a KV policy costs in quality: kl, items");
   eval->require_subcommand(1);
+  eval->footer("Each has its own help:\n  loupe eval kl --help");
   const std::string start =
       " --model models/SmolLM2-135M-Instruct.Q4_1.gguf --kv '{\"policy\":\"snapkv\",\"budget\":{\"ratio\":0.25}}'";
   return {AddOne(eval, "kl", "divergence from the full cache on running text",

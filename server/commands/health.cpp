@@ -65,7 +65,7 @@ absl::StatusOr<http::response<http::string_body>> Get(const std::string& address
     });
   });
   io.run();
-  if (error) return absl::UnavailableError(absl::StrCat("no answer from ", address, ": ", error.message()));
+  if (error) return absl::UnavailableError(absl::StrCat("no HTTP answer from ", address, ": ", error.message()));
   return response;
 }
 

@@ -56,7 +56,10 @@ struct Process {
 
 absl::Status CheckOptions(ServeOptions* options) {
   if (options->model.empty()) return absl::InvalidArgumentError("serve needs --model PATH; deploy/quickstart.sh brings a first one");
-  if (!std::filesystem::exists(options->model)) return absl::NotFoundError(absl::StrCat("no such model file: ", options->model));
+  if (!std::filesystem::exists(options->model)) {
+    return absl::NotFoundError(
+        absl::StrCat("no such model file: ", options->model, "; deploy/quickstart.sh brings a first one into models/"));
+  }
   if (options->model_name.empty()) options->model_name = std::filesystem::path(options->model).stem().string();
   if (!options->kv.empty()) {
     auto kv = ParseKvOptions(options->kv);
@@ -147,10 +150,11 @@ absl::Status LoadAndStart(const ServeOptions& options, Process* process) {
   if (!model->chat_template_error.empty()) spdlog::warn("chat requests will be refused: {}", model->chat_template_error);
   process->lifecycle.Set(Phase::kWarming, "taking the cache and warming up");
   auto engine = Engine::Create(options.engine, *std::move(model), process->metrics.get());
-  if (!engine.ok()) {
+  if (engine.status().code() == absl::StatusCode::kResourceExhausted) {
     return absl::Status(engine.status().code(), absl::StrCat(std::string(engine.status().message()),
                                                              "; the size of the cache is --kv-device-bytes"));
   }
+  if (!engine.ok()) return engine.status();
   process->engine = *std::move(engine);
   const absl::Status warm = WarmUp(*process->engine);
   if (!warm.ok()) return warm;

@@ -104,6 +104,19 @@ def test_bad_usage(args):
     assert r.returncode == 2 and r.stderr.startswith("error: ") and r.stdout == "", (r.stdout, r.stderr)
 
 
+@pytest.mark.parametrize("args, says", [
+    ([], "loupe needs a command: serve, generate, "),
+    (["sing"], "loupe has no command 'sing': serve, generate, "),
+    (["bench"], "loupe bench needs a command: decode, prefill, serve; see loupe bench --help"),
+    (["bench", "sing"], "loupe bench has no command 'sing': decode, prefill, serve"),
+    (["generate", "--wings", "2"], "loupe generate does not know '--wings'; see loupe generate --help"),
+    (["eval", "kl", "--context", "many"], "see loupe eval kl --help"),
+    (["serve", "--model", "nowhere.gguf"], "deploy/quickstart.sh"),
+])
+def test_a_mistake_is_explained_by_the_command_that_it_reached(args, says):
+    assert says in refused(run_cli(*args))
+
+
 def test_help_teaches():
     r = run_cli("serve", "--help")
     assert r.returncode == 0 and "Example" in r.stdout and "--kv-device-bytes" in r.stdout
