@@ -28,22 +28,25 @@ def kl_table(args, context):
     rows = loupe(args, "kl", "--text", str(args.text), "--context", str(context), "--windows", str(args.windows), "--continuation", "128",
                  "--results", str(args.out / f"kl-{context}.jsonl"), "--plot", str(args.out / f"kl-{context}.svg"),
                  *kv_flags(args.policies, RATIOS))
-    print(f"\n{context} tokens, {args.windows} windows: KL in nats with its 95 % interval, top-1 agreement, NLL gap\n")
-    print("| policy | budget | bytes | KL | top-1 | NLL gap |\n|---|---|---|---|---|---|")
-    for r in rows:
-        low, high = r["kl_ci95"]
-        print(f"| {r['kv']['policy']} | {r['kv']['budget']['ratio']} | {r['bytes_ratio']:.3f} | {r['kl_mean']:.4f} ({low:.4f} to {high:.4f}) "
-              f"| {r['top1']:.3f} | {r['nll_gap']:+.4f} |", flush=True)
+    print(f"\n{context} tokens, {args.windows} windows: KL in nats, half of its 95 % interval, top-1 agreement, NLL gap\n")
+    pivot(rows, RATIOS, lambda r: f"{r['kl_mean']:.4f} ±{(r['kl_ci95'][1] - r['kl_ci95'][0]) / 2 / r['kl_mean'] * 100:.0f} %, "
+                                  f"{r['top1'] * 100:.1f} %, {r['nll_gap']:+.3f}")
+
+
+def pivot(rows, ratios, cell):
+    """A line for each policy, a column for each budget."""
+    print("| policy | " + " | ".join(f"{r * 100:g} % of the bytes" for r in ratios) + " |\n|" + "---|" * (len(ratios) + 1))
+    for at in range(0, len(rows), len(ratios)):
+        line = rows[at:at + len(ratios)]
+        print(f"| {line[0]['kv']['policy']} | " + " | ".join(cell(r) for r in line) + " |", flush=True)
 
 
 def item_table(args, items, question):
     rows = loupe(args, "items", "--items", str(items), "--question", question,
                  "--results", str(args.out / f"{items.stem}-{question}.jsonl"), *kv_flags(args.policies, ITEM_RATIOS))
-    print(f"\n{items.stem}, question {question} the compressed span; the full cache answers {rows[0]['recall_full']:.2f} of {rows[0]['items']}\n")
-    print("| policy | budget | bytes | recall beside full | gold NLL | full |\n|---|---|---|---|---|---|")
-    for r in rows:
-        print(f"| {r['kv']['policy']} | {r['kv']['budget']['ratio']} | {r['bytes_ratio']:.3f} | {r['recall_relative']:.2f} "
-              f"| {r['gold_nll']:.3f} | {r['gold_nll_full']:.3f} |", flush=True)
+    print(f"\n{items.stem}, question {question} the compressed span; the full cache answers {rows[0]['recall_full'] * 100:.0f} % of "
+          f"{rows[0]['items']} items, gold NLL {rows[0]['gold_nll_full']:.3f}: recall beside it, gold NLL\n")
+    pivot(rows, ITEM_RATIOS, lambda r: f"{r['recall_relative'] * 100:.0f} %, {r['gold_nll']:.3f}")
 
 
 def main():
