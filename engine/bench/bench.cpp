@@ -1,6 +1,7 @@
 #include "engine/bench/bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <bit>
 #include <chrono>
 #include <numeric>
@@ -47,6 +48,14 @@ double FlopsOfRow(const ModelConfig& c, double context, bool with_head) {
   return 2 * (c.num_layers * (qkv + rest + attention) + (with_head ? double(c.width) * c.vocab_size : 0));
 }
 
+// What the full cache of one token takes.
+int64_t DenseTokenBytes(const LoadedModel& model) {
+  const KvShape shape = model.decoder->kv_shape();
+  const PageFormat format = model.backend->Info().dense_format;
+  const int64_t entry = CodecBytes(format.key, shape.head_dim) + CodecBytes(format.value, shape.head_dim);
+  return shape.num_layers * shape.num_kv_heads * entry;
+}
+
 // Sequences in a cache of their own, fed with random tokens.
 class Runner {
  public:
@@ -55,13 +64,9 @@ class Runner {
     KvConfig config;
     config.max_sequences = options.batch;
     config.max_step_rows = std::max(options.max_step_tokens, options.batch);
-    const KvShape shape = model.decoder->kv_shape();
     // A third more for page slack, and a few slabs for the page classes.
-    const PageFormat format = model.backend->Info().dense_format;
-    const int64_t entry_bytes = CodecBytes(format.key, shape.head_dim) + CodecBytes(format.value, shape.head_dim);
-    const int64_t per_token = shape.num_layers * shape.num_kv_heads * entry_bytes;
-    config.device_bytes = options.batch * (per_token * (tokens + 64)) / 3 * 4 + 16 * kSlabBytes;
-    auto cache = KvCache::Create(config, shape, *model.backend);
+    config.device_bytes = options.batch * (DenseTokenBytes(model) * (tokens + 64)) / 3 * 4 + 16 * kSlabBytes;
+    auto cache = KvCache::Create(config, model.decoder->kv_shape(), *model.backend);
     if (!cache.ok()) return cache.status();
     runner->cache_ = *std::move(cache);
     return runner;
@@ -213,6 +218,12 @@ absl::StatusOr<double> MeasureReadBandwidth(Backend& backend) {
   auto buffer = backend.Allocate(bytes);
   if (!buffer.ok()) return buffer.status();
   const std::unique_ptr<Stream> stream = backend.NewStream();
+  // Memory that nobody has written may all be one page of zeros.
+  const std::vector<char> block(int64_t{16} << 20, 1);
+  const auto block_bytes = static_cast<int64_t>(block.size());
+  for (int64_t at = 0; at < bytes; at += block_bytes) {
+    backend.Copy(static_cast<char*>((*buffer)->data()) + at, block.data(), block_bytes, *stream);
+  }
   double best = 0;
   for (int repeat = 0; repeat < 6; ++repeat) {
     if (absl::Status s = stream->Synchronize(); !s.ok()) return s;
@@ -288,6 +299,19 @@ absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions&
 absl::StatusOr<BenchResult> BenchServe(LoadedModel model, EngineConfig config, const BenchOptions& options) {
   const int vocab_size = model.config.vocab_size;
   const int prompt = std::max(1, options.context);
+  BenchResult result;
+  result.name = "serve";
+  // What has to be read and computed, whatever the engine makes of it: full steps for the prompts, one step for all streams
+  // a token.
+  const double entries = prompt + options.tokens / 2.0;  // of a list while generating, on average
+  const double prompt_steps = std::ceil(double(options.batch) * prompt / options.max_step_tokens);
+  result.bytes = (prompt_steps + options.tokens - 1) * static_cast<double>(model.decoder->weight_bytes_per_step()) +
+                 double(options.batch) * (options.tokens - 1) * entries * static_cast<double>(DenseTokenBytes(model));
+  result.flops = double(options.batch) * (prompt * FlopsOfRow(model.config, prompt / 2.0, false) +
+                                          options.tokens * FlopsOfRow(model.config, entries, true));
+  const auto limit = MeasureReadBandwidth(*model.backend);
+  if (!limit.ok()) return limit.status();
+  result.limit_gbps = *limit;
   auto engine = Engine::Create(config, std::move(model));
   if (!engine.ok()) return engine.status();
   if (absl::Status s = CheckContext(prompt, options.tokens, (*engine)->max_context()); !s.ok()) return s;
@@ -318,10 +342,10 @@ absl::StatusOr<BenchResult> BenchServe(LoadedModel model, EngineConfig config, c
     }
     totals.push_back(Seconds() - start);
   }
-  BenchResult result;
-  result.name = "serve";
   const double time = Median(totals);
   result.time_us = time * 1e6;
+  result.gbps = result.bytes / result.time_us / 1e3;
+  result.share_of_limit = result.gbps / result.limit_gbps;
   result.tokens_per_s = double(options.batch) * options.tokens / time;
   result.first_token_ms_p50 = Percentile(first_tokens, 0.5);
   result.first_token_ms_p95 = Percentile(first_tokens, 0.95);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
@@ -134,7 +135,12 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const BackendOptions& op
         absl::StrCat(options.num_threads, " threads asked; give 1 to ", kMaxThreads, ", or 0 for all cores"));
   }
   const int num_threads = options.num_threads > 0 ? options.num_threads : std::min(UsableCores(), kMaxThreads);
-  return std::unique_ptr<Backend>(new BackendCpu(isa, num_threads, options.exact));
+  try {
+    return std::unique_ptr<Backend>(new BackendCpu(isa, num_threads, options.exact));
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("the system gives no ", num_threads, " threads (", error.what(),
+                                                     "); ask for fewer with --threads or raise the limit"));
+  }
 }
 
 }  // namespace loupe

@@ -13,6 +13,10 @@ namespace {
 // few jobs, then sleep.
 constexpr std::chrono::microseconds kSpinTime{200};
 constexpr int kPausesPerClockRead = 32;
+// One vain wait weighs as much as this many good ones; at the limit the pool stops spinning for a while. The pause between
+// two requests is one vain wait, and the hundreds of barriers of the next step outweigh it.
+constexpr int kVainWeight = 4, kVainLimit = 16;
+constexpr std::chrono::milliseconds kNoSpinTime{20};
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -33,7 +37,16 @@ bool MaySpin(int num_threads) {
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), may_spin_(MaySpin(num_threads)) {
   LOUPE_CHECK_GE(num_threads, 1);
-  for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { Work(thread); });
+  try {
+    for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { Work(thread); });
+  } catch (...) {
+    start_ = kGiveUp;
+    start_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    throw;
+  }
+  start_ = kGo;
+  start_.notify_all();
 }
 
 ThreadPool::~ThreadPool() {
@@ -52,6 +65,8 @@ void ThreadPool::RunErased(ErasedJob job, void* context) {
 }
 
 void ThreadPool::Work(int thread) {
+  start_.wait(kWaiting);
+  if (start_ == kGiveUp) return;
   for (;;) {
     Barrier();
     if (job_ == nullptr) return;
@@ -77,14 +92,24 @@ void ThreadPool::Barrier() {
   sleepers_.fetch_sub(1);
 }
 
-bool ThreadPool::SpinWhile(uint32_t generation) const {
-  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+bool ThreadPool::SpinWhile(uint32_t generation) {
+  const auto now = std::chrono::steady_clock::now();
+  if (std::chrono::nanoseconds(now.time_since_epoch()).count() < no_spin_until_.load(std::memory_order_relaxed)) return false;
+  const auto end = now + kSpinTime;
   do {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (generation_.load(std::memory_order_acquire) != generation) return true;
+      if (generation_.load(std::memory_order_acquire) != generation) {
+        if (vain_spins_.load(std::memory_order_relaxed) > 0) vain_spins_.fetch_sub(1, std::memory_order_relaxed);
+        return true;
+      }
       Pause();
     }
   } while (std::chrono::steady_clock::now() < end);
+  if (vain_spins_.fetch_add(kVainWeight, std::memory_order_relaxed) + kVainWeight >= kVainLimit) {
+    vain_spins_.store(0, std::memory_order_relaxed);
+    const auto until = std::chrono::steady_clock::now() + kNoSpinTime;
+    no_spin_until_.store(std::chrono::nanoseconds(until.time_since_epoch()).count(), std::memory_order_relaxed);
+  }
   return false;
 }
 

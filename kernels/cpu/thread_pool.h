@@ -1,6 +1,7 @@
 // A fixed team of threads that runs one job at a time, the caller included. Made for steps of a few hundred short jobs:
-// members spin for a moment after a job and sleep after that, so an idle server burns nothing. Used by one thread at a
-// time (the step thread).
+// members spin for a moment after a job and sleep after that, so an idle server burns nothing. Where others want the cores
+// too, spinning only takes them from the member that everybody waits for: after a few vain waits the pool sleeps at once
+// for a while. Used by one thread at a time (the step thread).
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@ namespace loupe {
 
 class ThreadPool {
  public:
+  // Throws std::system_error if the system refuses a thread.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -41,16 +43,20 @@ class ThreadPool {
   using ErasedJob = void (*)(void*, int);
   void RunErased(ErasedJob job, void* context);
   void Work(int thread);
-  bool SpinWhile(uint32_t generation) const;  // true once the generation has changed
+  bool SpinWhile(uint32_t generation);  // true once the generation has changed
 
   const int num_threads_;
   const bool may_spin_;
   std::vector<std::thread> threads_;
+  enum Start { kWaiting, kGo, kGiveUp };
+  std::atomic<int> start_{kWaiting};
   ErasedJob job_ = nullptr;
   void* context_ = nullptr;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<int> vain_spins_{0};        // rises with waits that spun in vain, falls with those that did not
+  std::atomic<int64_t> no_spin_until_{0};  // nanoseconds of the steady clock
 };
 
 }  // namespace loupe

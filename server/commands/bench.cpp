@@ -26,17 +26,14 @@ void Print(const BenchResult& r, bool json, const State& state) {
                                   {"context", state.options.context},
                                   {"batch", state.options.batch},
                                   {"time_us", r.time_us},
-                                  {"tokens_per_s", r.tokens_per_s}};
-    if (r.name == "serve") {
-      out["first_token_ms"] = {{"p50", r.first_token_ms_p50}, {"p95", r.first_token_ms_p95}};
-    } else {
-      out.update({{"bytes", r.bytes},
-                  {"flops", r.flops},
-                  {"gbps", r.gbps},
-                  {"limit_gbps", r.limit_gbps},
-                  {"share_of_limit", r.share_of_limit}});
-      if (r.name == "decode") out["host_us"] = r.host_us;
-    }
+                                  {"tokens_per_s", r.tokens_per_s},
+                                  {"bytes", r.bytes},
+                                  {"flops", r.flops},
+                                  {"gbps", r.gbps},
+                                  {"limit_gbps", r.limit_gbps},
+                                  {"share_of_limit", r.share_of_limit}};
+    if (r.name == "serve") out["first_token_ms"] = {{"p50", r.first_token_ms_p50}, {"p95", r.first_token_ms_p95}};
+    if (r.name == "decode") out["host_us"] = r.host_us;
     std::printf("%s\n", out.dump().c_str());
     return;
   }
@@ -44,9 +41,11 @@ void Print(const BenchResult& r, bool json, const State& state) {
               state.options.batch);
   if (r.name == "serve") {
     std::printf("  first token: median %.0f ms, 95 %% within %.0f ms\n", r.first_token_ms_p50, r.first_token_ms_p95);
-    return;
   }
-  const char* unit = r.name == "decode" ? "a step" : r.name == "attention" ? "a layer" : "a prompt";
+  const char* unit = r.name == "decode"      ? "a step"
+                     : r.name == "attention" ? "a layer"
+                     : r.name == "serve"     ? "all streams"
+                                             : "a prompt";
   std::printf("  %.1f us %s, %.1f MB read, %.2f GFLOP (%.0f GFLOP/s)\n", r.time_us, unit,
               r.bytes / 1e6, r.flops / 1e9, r.flops / r.time_us / 1e3);
   std::printf("  memory: %.1f of %.1f GB/s measured on this machine (%.0f %%)\n", r.gbps, r.limit_gbps, 100 * r.share_of_limit);
@@ -73,7 +72,8 @@ int Run(const std::string& name, const State& state, bool json) {
                                                         name == "serve" ? "" : " or --random-weights SHAPE, one of them")));
   }
   EngineConfig config = state.config;
-  config.max_step_tokens = state.options.max_step_tokens;
+  // A step holds at least one row of every sequence.
+  config.max_step_tokens = std::max(state.options.max_step_tokens, state.options.batch);
   config.max_sequences = std::max(config.max_sequences, state.options.batch);
   config.max_queue = std::max(config.max_queue, state.options.batch);
   if (name == "attention" && !state.random_weights.empty()) {

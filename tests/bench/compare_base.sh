@@ -2,6 +2,7 @@
 # This checkout beside an earlier commit, both sides in turn on the same machine: a change that made something slower shows
 # as a ratio below 1. The earlier commit is built in a worktree below build/.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "$0")/../.."
 . deploy/lib.sh
 
@@ -28,6 +29,9 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+[ "$model" = "$MODEL_FILE" ] || model=$(cd "$caller" && realpath -m "$model")
+compare() { python3 tests/bench/compare_base.py --threads "$threads" --repeat "$repeat" --rows "$rows" --model "$model" "$@"; }
+compare --base "" --check
 commit=$(git rev-parse --verify --quiet "$base^{commit}") || { echo "error: '$base' is no commit of this repository" >&2; exit 2; }
 
 build_base() {
@@ -38,5 +42,4 @@ build_base() {
 step "building $base" "The log says why it does not build." build_base
 step "building this checkout" "Fix what the compiler says." bash -c 'cmake --preset release && cmake --build --preset release --target loupe'
 
-exec python3 tests/bench/compare_base.py --base build/base/build/release/loupe --threads "$threads" --repeat "$repeat" --rows "$rows" \
-  --model "$model" --name "$base ($(git rev-parse --short "$commit"))"
+compare --base build/base/build/release/loupe --name "$base ($(git rev-parse --short "$commit"))"

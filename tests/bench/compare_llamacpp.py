@@ -2,18 +2,18 @@
 
 Rows: prefill:TOKENS, decode:DEPTH, batch:SEQUENCES@DEPTH, q4_0-prefill:TOKENS, q4_0-decode:DEPTH (llama.cpp on the same
 model requantised to Q4_0, its best file, against our Q4_1), floor (our decode beside the memory bandwidth of the run),
-ready, server, memory. llama.cpp gets the best of its options: flash attention on and off is tried once for each row,
-and the better one is then measured in turn with ours.
+ready, server, memory. llama.cpp gets the best of its options: flash attention on and off, and for long prompts physical
+batches of 512 and 2048 rows, are tried once for each row, and the best is then measured in turn with ours.
 """
 import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from compare_servers import SERVER_ROWS  # noqa: E402
+from rows import check_files, check_rows, output  # noqa: E402
 
 ROWS = ("prefill:128,prefill:512,prefill:2048,prefill:8000,decode:0,decode:512,decode:2048,decode:4096,decode:8000,"
         "batch:8@128,batch:32@128,batch:8@1024,batch:32@1024,q4_0-prefill:512,q4_0-decode:0,floor,ready,server,memory")
@@ -25,15 +25,16 @@ parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--repeat", type=int, default=5)
 parser.add_argument("--model", required=True)
 parser.add_argument("--rows", default=ROWS)
+parser.add_argument("--check", action="store_true", help="only look at the arguments")
 args = parser.parse_args()
-
-
-def output(command):
-    command = [str(c) for c in command]
-    r = subprocess.run(command, capture_output=True, text=True)
-    if r.returncode:
-        raise SystemExit(f"error: {' '.join(command)} ended with {r.returncode}:\n{r.stderr[-2000:]}")
-    return r.stdout
+check_rows(parser, args.rows, {"prefill": "N", "decode": "N", "batch": "N@N", "q4_0-prefill": "N", "q4_0-decode": "N", "floor": "",
+                               "ready": "", "server": "", "memory": ""})
+if args.repeat < 1:
+    parser.error(f"--repeat {args.repeat}: at least one run")
+check_files(parser, args.model, args.loupe)
+if args.check:
+    sys.exit(0)
+check_files(parser, *(f"{args.llama_bin}/llama-{name}" for name in ("bench", "batched-bench", "server", "quantize")))
 
 
 def loupe(case, context, batch=1, tokens=48):
@@ -41,9 +42,10 @@ def loupe(case, context, batch=1, tokens=48):
                               "--batch", batch, "--tokens", tokens, "--repeat", 1, "--json"]))
 
 
-def llama_bench(model, prompt, tokens, depth, flash):
+def llama_bench(model, prompt, tokens, depth, option):
+    flash, _, rows = option.partition("/")
     rows = json.loads(output([f"{args.llama_bin}/llama-bench", "-m", model, "-t", args.threads, "-p", prompt, "-n", tokens, "-d", depth,
-                              "-fa", flash, "-r", 1, "-o", "json"] + (["--no-warmup"] if max(prompt, depth) >= 4000 else [])))
+                              "-fa", flash, "-ub", rows or 512, "-r", 1, "-o", "json"] + (["--no-warmup"] if max(prompt, depth) >= 4000 else [])))
     return max(r["avg_ts"] for r in rows)
 
 
@@ -90,7 +92,7 @@ def run(row):
     if kind.endswith("prefill"):
         n = int(value)
         return speed_row(f"prefill of {n} tokens{note}", lambda: loupe("prefill", n)["tokens_per_s"],
-                         lambda flash: llama_bench(model, n, 0, 0, flash))
+                         lambda option: llama_bench(model, n, 0, 0, option), ("0", "1") if n <= 512 else ("0", "1", "0/2048", "1/2048"))
     if kind.endswith("decode"):
         n = int(value)
         return speed_row(f"decode at depth {n}{note}", lambda: loupe("decode", n)["tokens_per_s"],
@@ -99,7 +101,6 @@ def run(row):
         batch, depth = (int(x) for x in value.split("@"))
         return speed_row(f"{batch} sequences at depth {depth}", lambda: loupe("decode", depth, batch)["tokens_per_s"],
                          lambda flash: llama_batched(batch, depth, flash), ("off", "on"))
-    raise SystemExit(f"error: unknown row '{row}'; rows are {ROWS}")
 
 
 info = json.loads(output([f"{args.llama_bin}/llama-bench", "-m", args.model, "-t", args.threads, "-p", 8, "-n", 0, "-r", 1, "-o", "json"]))[0]

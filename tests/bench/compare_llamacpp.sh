@@ -2,6 +2,7 @@
 # Loupe beside llama.cpp on the same file, with the same threads, interleaved in one run; prints both sides and the
 # ratio. llama.cpp is built from the source that PyPI's llama-cpp-python carries, or given as a folder of binaries.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "$0")/../.."
 . deploy/lib.sh
 
@@ -16,13 +17,19 @@ HELP
 llama_bin="" threads=2 repeat=5 model=$MODEL_FILE rows=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --llama-bin) llama_bin=$2; shift ;;
-    --threads) threads=$2; shift ;;
-    --repeat) repeat=$2; shift ;;
-    --model) model=$2; shift ;;
-    --rows) rows=(--rows "$2"); shift ;;
+    --llama-bin | --threads | --repeat | --model | --rows)
+      [ $# -ge 2 ] || { echo "error: $1 needs a value" >&2; usage >&2; exit 2; }
+      case $1 in
+        --llama-bin) llama_bin=$(cd "$caller" && realpath -m "$2") ;;
+        --threads) threads=$2 ;;
+        --repeat) repeat=$2 ;;
+        --model) model=$(cd "$caller" && realpath -m "$2") ;;
+        --rows) rows=(--rows "$2") ;;
+      esac
+      shift
+      ;;
     --help | -h) usage; exit 0 ;;
-    *) usage >&2; exit 2 ;;
+    *) echo "error: unknown flag '$1'" >&2; usage >&2; exit 2 ;;
   esac
   shift
 done
@@ -38,10 +45,11 @@ build_llama() {
     -DLLAMA_BUILD_APP=OFF
   ninja -C $dir/build llama-bench llama-batched-bench llama-server llama-quantize
 }
+[ -x build/release/loupe ] || { echo "error: build/release/loupe is missing: cmake --preset release && cmake --build --preset release" >&2; exit 2; }
+compare() { python3 tests/bench/compare_llamacpp.py --threads "$threads" --repeat "$repeat" --model "$model" "${rows[@]}" "$@"; }
+compare --llama-bin "" --check
 if [ -z "$llama_bin" ]; then
   llama_bin=build/llamacpp/build/bin
   [ -x $llama_bin/llama-bench ] || step "building llama.cpp" "See the log; or give binaries with --llama-bin." build_llama
 fi
-[ -x build/release/loupe ] || { echo "error: build/release/loupe is missing: cmake --preset release && cmake --build --preset release" >&2; exit 2; }
-
-exec python3 tests/bench/compare_llamacpp.py --llama-bin "$llama_bin" --threads "$threads" --repeat "$repeat" --model "$model" "${rows[@]}"
+compare --llama-bin "$llama_bin"
