@@ -115,8 +115,8 @@ def test_bad_usage(args):
 @pytest.mark.parametrize("args, says", [
     ([], "loupe needs a command: serve, generate, "),
     (["sing"], "loupe has no command 'sing': serve, generate, "),
-    (["bench"], "loupe bench needs a command: decode, prefill, serve; see loupe bench --help"),
-    (["bench", "sing"], "loupe bench has no command 'sing': decode, prefill, serve"),
+    (["bench"], "loupe bench needs a command: attention, decode, prefill, serve; see loupe bench --help"),
+    (["bench", "sing"], "loupe bench has no command 'sing': attention, decode, prefill, serve"),
     (["generate", "--wings", "2"], "loupe generate does not know '--wings'; see loupe generate --help"),
     (["eval", "kl", "--context", "many"], "see loupe eval kl --help"),
     (["serve", "--model", "nowhere.gguf"], "deploy/quickstart.sh"),
