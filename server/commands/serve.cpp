@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/load/load_model.h"
 #include "server/api_keys.h"
@@ -150,7 +151,7 @@ absl::Status LoadAndStart(const ServeOptions& options, Process* process) {
   if (!model->chat_template_error.empty()) spdlog::warn("chat requests will be refused: {}", model->chat_template_error);
   process->lifecycle.Set(Phase::kWarming, "taking the cache and warming up");
   auto engine = Engine::Create(options.engine, *std::move(model), process->metrics.get());
-  if (engine.status().code() == absl::StatusCode::kResourceExhausted) {
+  if (absl::StrContains(engine.status().message(), "KV arena")) {
     return absl::Status(engine.status().code(), absl::StrCat(std::string(engine.status().message()),
                                                              "; the size of the cache is --kv-device-bytes"));
   }
