@@ -151,7 +151,8 @@ absl::Status LoadAndStart(const ServeOptions& options, Process* process) {
   if (!model->chat_template_error.empty()) spdlog::warn("chat requests will be refused: {}", model->chat_template_error);
   process->lifecycle.Set(Phase::kWarming, "taking the cache and warming up");
   auto engine = Engine::Create(options.engine, *std::move(model), process->metrics.get());
-  if (absl::StrContains(engine.status().message(), "KV arena")) {
+  const bool exhausted = engine.status().code() == absl::StatusCode::kResourceExhausted;
+  if (exhausted || absl::StrContains(engine.status().message(), "KV arena")) {
     return absl::Status(engine.status().code(), absl::StrCat(std::string(engine.status().message()),
                                                              "; the size of the cache is --kv-device-bytes"));
   }
