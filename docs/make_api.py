@@ -33,7 +33,8 @@ TAIL = """
 * A stream is frames `data: {...}` and ends with `data: [DONE]`. The first frame of a chat choice carries the role, the one before the end
   `finish_reason`, then comes usage with `choices: []` if `stream_options.include_usage` is set. While a prompt is computed, a comment
   (`: still working`) is sent every 15 s. A stream that fails after its first byte gets one frame with the error object, then `[DONE]`.
-* `X-Request-Id` is echoed, or made; a request is cancelled by it or by the id of its answer. `traceparent` is passed on.
+* `X-Request-Id` is echoed, or made; a request is cancelled by it or by the id of its answer. A second cancel answers
+  like the first (the last 4096 cancelled ids are kept); an id that nobody carries is 404. `traceparent` is passed on.
 
 ## Errors
 

@@ -247,3 +247,38 @@ def test_text_to_ids_and_back(server, protos):
             (m.id, m.max_model_len, m.created) for m in stub.ListModels(protos.inference.ListModelsRequest()).models]
         policies = httpx.get(server.url + "/v1/kv/policies").json()["policies"]
         assert [p["name"] for p in policies] == [p.name for p in stub.ListKvPolicies(protos.inference.ListKvPoliciesRequest()).policies]
+
+
+def test_cancel_is_idempotent_and_knows_both_protocols(server, protos):
+    """Whoever started a request, both protocols cancel it, and a second cancel answers like the first."""
+    endless = {"model": MODEL_NAME, "prompt": "Go on", "max_tokens": 8000, "ignore_eos": True}
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = protos.inference_grpc.InferenceStub(channel)
+
+        def over_http(request_id):
+            r = httpx.post(f"{server.url}/v1/requests/{request_id}/cancel")
+            assert r.json() == {"id": request_id, "cancelled": True} if r.status_code == 200 else r.json()["error"]["message"]
+            return {200: True, 404: False}[r.status_code]
+
+        def over_grpc(request_id):
+            return stub.Cancel(protos.inference.CancelRequest(request_id=request_id), timeout=20).found
+
+        for name, cancels in (("first-http", [over_http, over_grpc, over_http]), ("first-grpc", [over_grpc, over_http, over_grpc])):
+            with httpx.stream("POST", server.url + "/v1/completions", json={**endless, "stream": True}, headers={"X-Request-Id": name}, timeout=60) as r:
+                lines = r.iter_lines()
+                next(lines)
+                assert [cancel(name) for cancel in cancels] == [True] * 3
+                assert [line for line in lines][-2] == "data: [DONE]"
+            assert [cancel(name) for cancel in cancels] == [True] * 3, "also when it is gone"
+            ask = protos.inference.GenerateRequest(prompt="Go on", request_id=name, sampling={"max_tokens": 8000, "ignore_eos": True})
+            call = stub.Generate(ask, timeout=60)
+            next(call)
+            assert [cancel(name) for cancel in cancels] == [True] * 3
+            with pytest.raises(grpc.RpcError) as ended:
+                list(call)
+            assert ended.value.code() == grpc.StatusCode.CANCELLED
+            assert [cancel(name) for cancel in cancels] == [True] * 3
+            # The id now belongs to a request that ends by itself: there was nothing to cancel.
+            assert httpx.post(server.url + "/v1/completions", json={**endless, "max_tokens": 2}, headers={"X-Request-Id": name}, timeout=60).status_code == 200
+            assert [cancel(name) for cancel in cancels] == [False] * 3
+        assert not over_http("never-there") and not over_grpc("never-there")

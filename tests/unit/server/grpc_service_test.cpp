@@ -233,6 +233,10 @@ TEST_F(GrpcServiceTest, CancelByIdAndByLeaving) {
       EXPECT_TRUE(event.has_finished()) << event.ShortDebugString();
       EXPECT_TRUE(status.error_code() == grpc::StatusCode::CANCELLED || event.finished().finish_reason() == v1::FINISH_REASON_LENGTH);
     }
+    v1::CancelResponse again;
+    grpc::ClientContext repeated;
+    ASSERT_TRUE(stub_->Cancel(&repeated, cancel, &again).ok());
+    EXPECT_EQ(again.found(), found.found()) << "idempotent";
     cancel.set_request_id("nobody");
     grpc::ClientContext third;
     ASSERT_TRUE(stub_->Cancel(&third, cancel, &found).ok());

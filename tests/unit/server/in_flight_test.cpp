@@ -30,9 +30,44 @@ TEST(InFlight, AnIdMayStandForSeveralRequestsUntilTheyAreGone) {
   EXPECT_TRUE(in_flight.Cancel("q"));
   EXPECT_FALSE(a->cancelled());
   EXPECT_TRUE(b->cancelled());
-  b->Push(Finished{});
-  b->TryNext();
-  EXPECT_FALSE(in_flight.Cancel("q")) << "its end was taken";
+}
+
+void End(ResponseStream& stream) {
+  stream.Push(Finished{});
+  stream.TryNext();
+}
+
+TEST(InFlight, ASecondCancelAnswersLikeTheFirst) {
+  InFlight in_flight;
+  const auto a = Stream(), b = Stream(), c = Stream();
+  auto first = in_flight.Add({"q", "cmpl-q"}, {a});
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(in_flight.Cancel("q")) << i;
+  End(*a);
+  EXPECT_TRUE(in_flight.Cancel("q")) << "its end was taken";
+  first.reset();
+  EXPECT_TRUE(in_flight.Cancel("q")) << "nobody carries the id any more";
+  EXPECT_TRUE(in_flight.Cancel("cmpl-q")) << "its other name";
+
+  auto second = in_flight.Add({"q"}, {b});
+  End(*b);
+  EXPECT_FALSE(in_flight.Cancel("q")) << "the id is another request's, which ended by itself";
+  second.reset();
+  EXPECT_FALSE(in_flight.Cancel("q")) << "an end that was no cancel does not become one";
+  EXPECT_TRUE(in_flight.Cancel("cmpl-q"));
+}
+
+TEST(InFlight, OnlySoManyCancelledIdsAreRemembered) {
+  InFlight in_flight;
+  const int most = static_cast<int>(InFlight::kMaxCancelled);
+  for (int i = 0; i <= most; ++i) {
+    const auto stream = Stream();
+    const auto handle = in_flight.Add({std::to_string(i)}, {stream});
+    EXPECT_TRUE(in_flight.Cancel(std::to_string(i)));
+    EXPECT_TRUE(in_flight.Cancel(std::to_string(i)));
+  }
+  EXPECT_FALSE(in_flight.Cancel("0")) << "the oldest is forgotten";
+  EXPECT_TRUE(in_flight.Cancel("1"));
+  EXPECT_TRUE(in_flight.Cancel(std::to_string(most)));
 }
 
 }  // namespace
