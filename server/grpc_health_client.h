@@ -5,10 +5,11 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/tls_client.h"
 
 namespace loupe {
 
-// True if SERVING. UNAVAILABLE if nobody answers, with gRPC's reason.
-absl::StatusOr<bool> CheckGrpcHealth(const std::string& address, std::chrono::seconds timeout);
+// True if SERVING. UNAVAILABLE if nobody answers, with gRPC's reason; INVALID_ARGUMENT for a file that cannot be read.
+absl::StatusOr<bool> CheckGrpcHealth(const std::string& address, const TlsClientOptions& tls, std::chrono::seconds timeout);
 
 }  // namespace loupe

@@ -1,4 +1,5 @@
 """TLS and mutual TLS of both public listeners, and certificates that are replaced while the server runs."""
+import json
 import shutil
 import socket
 import ssl
@@ -9,7 +10,7 @@ import grpc
 import httpx
 import pytest
 
-from conftest import MODEL, MODEL_NAME, Server, run_cli
+from conftest import MODEL, MODEL_NAME, Server, free_port, run_cli
 
 SHORT = {"model": MODEL_NAME, "prompt": "Go on", "max_tokens": 2}
 
@@ -161,4 +162,52 @@ def test_files_that_do_not_work(authority, flags, why):
     cert, key = authority.issue("a")
     names = {"cert": cert, "key": key, "other": authority.issue("b")[1], "none": "/no/such/file"}
     r = run_cli("serve", "--model", MODEL, *[f.format(**names) for f in flags])
+    assert r.returncode == 2 and why in r.stderr, r.stderr
+
+
+def health(*flags):
+    r = run_cli("health", *flags, "--json")
+    return r.returncode, json.loads(r.stdout)["reason"] if r.stdout else r.stderr
+
+
+@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual"])
+def test_health_behind_tls(authority, tmp_path, mutual):
+    cert, key = authority.issue("server")  # for localhost and 127.0.0.1
+    stranger = tmp_path / "strangers"
+    stranger.mkdir()
+    other = Authority(stranger)
+    keys = tmp_path / "keys"
+    keys.write_text("someone: sk-someone-0001\n")
+    s = Server("--tls-cert", cert, "--tls-key", key, "--api-keys", keys, *(["--tls-client-ca", authority.cert] if mutual else []))
+    try:
+        http, both = ["--http", f"127.0.0.1:{s.http_port}"], [["--http", f"127.0.0.1:{s.http_port}"], ["--grpc", s.grpc]]
+
+        def shown_as(pair):
+            return ["--tls-cert", pair[0], "--tls-key", pair[1]]
+        mine = shown_as(authority.issue("probe")) if mutual else []
+        ca = ["--tls-ca", authority.cert]
+        for asked in (*both, both[0] + both[1]):
+            for trust in (ca, [*ca, "--tls-server-name", "localhost"], ["--tls-insecure"]):
+                assert health(*asked, *trust, *mine) == (0, ""), (asked, trust)
+        for asked in both:
+            for trust in (["--tls-ca", other.cert], [*ca, "--tls-server-name", "elsewhere.example.org"], ["--tls-server-name", "localhost"]):
+                code, why = health(*asked, *trust, *mine)
+                assert code == 1 and asked[1] in why, (asked, trust, why)
+            for shown in ([], shown_as(other.issue("probe"))) if mutual else ():
+                code, why = health(*asked, *ca, *shown)
+                assert code == 1 and asked[1] in why, (asked, shown, why)
+        code, why = health(*http)
+        assert code == 1 and "400" in why and "--tls-ca" in why, why
+        assert health("--management", s.management.removeprefix("http://"), *ca)[0] == 0, "which has no TLS"
+    finally:
+        assert s.stop() == 0
+
+
+@pytest.mark.parametrize("flags, why", [
+    (["--tls-cert", "{cert}"], "--tls-key is missing"), (["--tls-key", "{key}"], "--tls-cert is missing"), (["--tls-ca", "{none}"], "--tls-ca: cannot use"),
+    (["--tls-ca", "{key}"], "--tls-ca: cannot use"), (["--tls-cert", "{cert}", "--tls-key", "{cert}"], "--tls-key: cannot use"),
+])
+def test_health_names_files_that_do_not_work(authority, flags, why):
+    cert, key = authority.issue("c")
+    r = run_cli("health", "--http", f"127.0.0.1:{free_port()}", *[f.format(cert=cert, key=key, none="/no/such/file") for f in flags])
     assert r.returncode == 2 and why in r.stderr, r.stderr
