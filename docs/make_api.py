@@ -33,6 +33,10 @@ TAIL = """
 * A stream is frames `data: {...}` and ends with `data: [DONE]`. The first frame of a chat choice carries the role, the one before the end
   `finish_reason`, then comes usage with `choices: []` if `stream_options.include_usage` is set. While a prompt is computed, a comment
   (`: still working`) is sent every 15 s. A stream that fails after its first byte gets one frame with the error object, then `[DONE]`.
+* `prompt_logprobs` gives a list with null for the first prompt token and an object by token id for each further one (in a chat beside
+  `choices`, in a stream with the first frame). `echo` with `logprobs` gives those of the prompt in front of the answer's, and, if the
+  model ends the answer, those of the token that did: texts are scored with `max_tokens` 0, or 1 as evaluation harnesses do. The numbers
+  are those of the whole prompt, whatever `kv` keeps of it.
 * `X-Request-Id` is echoed, or made; a request is cancelled by it or by the id of its answer. A second cancel answers
   like the first (the last 4096 cancelled ids are kept); an id that nobody carries is 404. `traceparent` is passed on.
 
@@ -52,6 +56,7 @@ queue, the time in which half of it will have been served at the rate measured o
 | JSON | 64 levels, 16,384 keys an object, 4,000,000 values, no key twice |
 | prompts | 128 a request; prompts times `n` at most 256 |
 | `stop` | 16 strings of 4096 bytes; 256 `stop_token_ids`; 4096 `logit_bias` entries |
+| log-probabilities of prompts | 1,048,576 a request, those beside each token and all samples counted |
 | waiting | `--max-queue` (256) requests; `--max-connections` (1024) |
 | a slow reader | what it has not read stays in its request's own output; a write that takes 60 s ends the request |
 """

@@ -26,11 +26,15 @@ absl::StatusOr<std::unique_ptr<StepBatch>> StepBatch::Create(Backend& backend, i
   for (MirroredBuffer* b : {&batch->target_rows_, &batch->targets_, &batch->surprisal_}) {
     if (s.ok()) s = b->Ensure(backend, int64_t{max_rows} * 4);
   }
+  if (s.ok()) s = batch->known_rows_.Ensure(backend, max_rows * int64_t{sizeof(SampleRow)});
+  if (s.ok()) s = batch->known_changes_.Ensure(backend, max_rows * int64_t{sizeof(LogitChange)});
+  if (s.ok()) s = batch->known_.Ensure(backend, max_rows * int64_t{sizeof(SampledRow)});
   if (s.ok()) s = batch->logit_rows_.Ensure(backend, int64_t{max_sequences} * 4);
   if (s.ok()) s = batch->choice_rows_.Ensure(backend, max_sequences * int64_t{sizeof(SampleRow)});
   if (s.ok()) s = batch->choices_.Ensure(backend, max_sequences * int64_t{sizeof(SampledRow)});
   if (!s.ok()) return s;
-  auto logits = backend.Allocate(int64_t{max_sequences} * vocab_size * 4);
+  batch->block_rows_ = std::max(max_sequences, std::min(kMinBlockRows, max_rows));
+  auto logits = backend.Allocate(int64_t{batch->block_rows_} * vocab_size * 4);
   if (!logits.ok()) return logits.status();
   batch->logits_ = *std::move(logits);
   return batch;
@@ -79,41 +83,63 @@ int TargetRows(const BatchItem& item) {
 
 void StepBatch::BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache) {
   num_targets_ = 0;
+  wants_surprisal_ = false;
+  surprisal_at_.clear();
+  scores_.clear();
   int32_t row = 0;
   for (const BatchItem& item : items) {
     const EngineSequence& s = *item.sequence;
-    for (int i = 0; i < TargetRows(item) && cache.WantsSurprisal(s.kv()); ++i, ++num_targets_) {
-      target_rows_.host<int32_t>()[num_targets_] = row + i;
-      targets_.host<int32_t>()[num_targets_] = s.token(s.num_computed() + i + 1);
+    const bool surprisal = item.prompt_rows > 0 && cache.WantsSurprisal(s.kv());
+    surprisal_at_.push_back(num_targets_);
+    wants_surprisal_ |= surprisal;
+    for (int i = 0; i < TargetRows(item); ++i) {
+      const int position = s.num_computed() + i;
+      const bool score = s.WantsScore(position);
+      if (!surprisal && !score) continue;
+      const int at = num_targets_++;
+      target_rows_.host<int32_t>()[at] = row + i;
+      targets_.host<int32_t>()[at] = s.token(position + 1);
+      SampleRow& known = known_rows_.host<SampleRow>()[at];
+      known = DescribeKnown(s.token(position + 1), score ? s.request().request.sampling.prompt_logprobs : -1,
+                            &known_changes_.host<LogitChange>()[at]);
+      known.logits = at % block_rows_;
+      known.first_change = at;
+      if (score) scores_.push_back({item.sequence, position, at});
     }
     row += item.prompt_rows;
   }
 }
 
 void StepBatch::GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache, Stream& stream) const {
-  if (num_targets_ > 0) {
-    surprisal_.Download(*backend_, 0, int64_t{num_targets_} * 4, stream);
-    stream.Synchronize().IgnoreError();  // a device that has failed says so at the end of the step
-  }
-  size_t at = 0;
-  for (const BatchItem& item : items) {
+  if (!wants_surprisal_) return;
+  surprisal_.Download(*backend_, 0, int64_t{num_targets_} * 4, stream);
+  stream.Synchronize().IgnoreError();  // a device that has failed says so at the end of the step
+  for (size_t i = 0; i < items.size(); ++i) {
+    const BatchItem& item = items[i];
     if (item.prompt_rows == 0 || !cache.WantsSurprisal(item.sequence->kv())) continue;
     const float none = 0;  // nothing precedes the first token
     if (item.sequence->num_computed() == 0) cache.AddSurprisal(item.sequence->kv(), {&none, 1});
-    const size_t count = static_cast<size_t>(TargetRows(item));
-    cache.AddSurprisal(item.sequence->kv(), {surprisal_.host<float>() + at, count});
-    at += count;
+    cache.AddSurprisal(item.sequence->kv(), {surprisal_.host<float>() + surprisal_at_[i], static_cast<size_t>(TargetRows(item))});
   }
 }
 
-SurprisalTargets StepBatch::targets() const {
+void StepBatch::FetchScores(Stream& stream) const {
+  if (!scores_.empty()) known_.Download(*backend_, 0, num_targets_ * int64_t{sizeof(SampledRow)}, stream);
+}
+
+PromptTargets StepBatch::targets(int vocab_size) const {
   if (num_targets_ == 0) return {};
-  SurprisalTargets targets;
+  PromptTargets targets;
   targets.rows = MakeTensor(target_rows_.device<int32_t>(), DType::kI32, num_targets_);
   targets.ids = MakeTensor(targets_.device<int32_t>(), DType::kI32, num_targets_);
-  targets.surprisal = MakeTensor(surprisal_.device<float>(), DType::kF32, num_targets_);
-  targets.block = MakeTensor(logits_->data(), DType::kF32, max_sequences_, vocab_size_);
+  targets.block = MakeTensor(logits_->data(), DType::kF32, block_rows_, vocab_size_);
   targets.block.rank = 2;
+  if (wants_surprisal_) targets.surprisal = MakeTensor(surprisal_.device<float>(), DType::kF32, num_targets_);
+  if (scores_.empty()) return targets;
+  targets.choices = MakeTensor(known_rows_.device<char>(), DType::kBytes, num_targets_);
+  targets.changes = MakeTensor(known_changes_.device<char>(), DType::kBytes, num_targets_ * int64_t{sizeof(LogitChange)});
+  targets.chosen = MakeTensor(known_.device<char>(), DType::kBytes, num_targets_);
+  targets.vocab_size = vocab_size;
   return targets;
 }
 
@@ -157,6 +183,10 @@ void StepBatch::Upload(Stream& stream) {
   logit_rows_.Upload(*backend_, 0, static_cast<int64_t>(sampled_.size()) * 4, stream);
   target_rows_.Upload(*backend_, 0, int64_t{num_targets_} * 4, stream);
   targets_.Upload(*backend_, 0, int64_t{num_targets_} * 4, stream);
+  if (!scores_.empty()) {
+    known_rows_.Upload(*backend_, 0, num_targets_ * int64_t{sizeof(SampleRow)}, stream);
+    known_changes_.Upload(*backend_, 0, num_targets_ * int64_t{sizeof(LogitChange)}, stream);
+  }
   choice_rows_.Upload(*backend_, 0, num_choices_ * int64_t{sizeof(SampleRow)}, stream);
   changes_.Upload(*backend_, 0, static_cast<int64_t>(all_changes_.size() * sizeof(LogitChange)), stream);
 }

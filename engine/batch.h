@@ -23,16 +23,20 @@ struct BatchItem {
   int rows() const { return prompt_rows + decode_rows; }
 };
 
+// Prompt tokens are asked so many rows at a time, at least: fewer would read the whole head for little.
+inline constexpr int kMinBlockRows = 32;
+
 class StepBatch {
  public:
-  // Takes memory for the largest step: ids and rows of `max_rows`, logits of `max_sequences` rows.
+  // Takes memory for the largest step: ids and rows of `max_rows`, logits of `max_sequences` rows and at least kMinBlockRows.
   static absl::StatusOr<std::unique_ptr<StepBatch>> Create(Backend& backend, int max_rows, int max_sequences, int vocab_size);
 
   // The items as the cache wants them.
   static void FillKvItems(const std::vector<BatchItem>& items, std::vector<KvStepItem>* kv_items);
   // Fills the arrays. Samples whose known tokens are all in the cache after the step, and that want a token, get logits.
   void Build(const std::vector<BatchItem>& items);
-  // Asks for the surprisal of the prompt tokens that follow this step's rows of these items, which are part of the batch.
+  // Asks for what is wanted of the prompt tokens that follow this step's rows of these items, which are part of the batch:
+  // their surprisal for the cache, their log-probabilities for the request.
   void BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache);
   // How the samples that want a token choose it, and up to `places` siblings that may go on from the same logits. The
   // backend's RESOURCE_EXHAUSTED if penalties and biases need more memory than there is.
@@ -44,8 +48,17 @@ class StepBatch {
 
   int num_rows() const { return num_rows_; }
   int prompt_rows() const { return prompt_rows_; }
-  // What was asked, on the device; the block is the logits' memory.
-  SurprisalTargets targets() const;
+  // What was asked, on the device; the block is the logits' memory. `vocab_size` ids are told.
+  PromptTargets targets(int vocab_size) const;
+  // The log-probabilities that were asked, on their way to the host; read after the step.
+  void FetchScores(Stream& stream) const;
+  struct Score {
+    EngineSequence* sequence = nullptr;
+    int position = 0;  // of the row
+    int target = 0;
+  };
+  const std::vector<Score>& scores() const { return scores_; }
+  const SampledRow& scored(const Score& score) const { return known_.host<SampledRow>()[score.target]; }
   // Hands the surprisal to the cache, before the step is committed; waits for the device if any was asked.
   void GiveSurprisal(const std::vector<BatchItem>& items, KvCache& cache, Stream& stream) const;
 
@@ -64,13 +77,18 @@ class StepBatch {
 
   Backend* backend_ = nullptr;
   int max_rows_ = 0, max_sequences_ = 0, vocab_size_ = 0;
+  int block_rows_ = 0;  // logits at a time
   std::unique_ptr<DeviceBuffer> logits_;
   MirroredBuffer ids_, logit_rows_, target_rows_, targets_, surprisal_;
+  MirroredBuffer known_rows_, known_changes_, known_;  // choices of prompt tokens
   MirroredBuffer choice_rows_, changes_, choices_;
   std::vector<LogitChange> all_changes_;
   std::vector<int> num_siblings_;
   int num_choices_ = 0;
   int num_targets_ = 0;
+  bool wants_surprisal_ = false;
+  std::vector<int> surprisal_at_;  // first target of an item whose surprisal the cache wants
+  std::vector<Score> scores_;
   std::vector<EngineSequence*> sampled_;
   int num_rows_ = 0, prompt_rows_ = 0, logit_prompt_rows_ = 0;
 };

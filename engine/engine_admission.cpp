@@ -34,6 +34,7 @@ absl::StatusOr<std::shared_ptr<ResponseStream>> EngineCore::Submit(Request reque
 absl::StatusOr<std::vector<std::shared_ptr<ResponseStream>>> EngineCore::SubmitAll(std::vector<Request> requests) {
   std::vector<Submission> submissions;
   std::vector<std::shared_ptr<ResponseStream>> handles;
+  if (absl::Status s = ValidatePromptLogprobs(requests); !s.ok()) return s;
   for (Request& request : requests) {
     if (absl::Status s = Check(request); !s.ok()) return s;
     auto kv = chooser_->Choose(request);

@@ -115,10 +115,10 @@ void EngineCore::EndAll(const End& end) {
   }
 }
 
-void EngineCore::EndWithSiblings(EngineSequence& sequence, const End& end) {
+void EngineCore::EndWithSiblings(EngineSequence& sequence, const End& end, const absl::Status& error) {
   const std::vector<SequencePtr> siblings = std::exchange(sequence.request().siblings, {});
-  Finish(sequence, end);
-  for (const SequencePtr& sibling : siblings) Finish(*sibling, end);
+  Finish(sequence, end, error);
+  for (const SequencePtr& sibling : siblings) Finish(*sibling, end, error);
 }
 
 void EngineCore::Finish(EngineSequence& sequence, const End& end, absl::Status error) {

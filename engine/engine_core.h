@@ -89,7 +89,7 @@ class EngineCore {
   bool Collect();
   void EndExpired();
   void EndAll(const End& end);
-  void EndWithSiblings(EngineSequence& sequence, const End& end);
+  void EndWithSiblings(EngineSequence& sequence, const End& end, const absl::Status& error = absl::OkStatus());
   void Finish(EngineSequence& sequence, const End& end, absl::Status error = absl::OkStatus());
   void RemoveRetired();
   void Tell();
@@ -99,13 +99,14 @@ class EngineCore {
   StepPlan Plan() const;
   void Apply(const StepPlan& plan);
   bool StartSequence(EngineSequence& sequence);
-  void Preempt(EngineSequence& sequence);
+  void Preempt(EngineSequence& sequence, Preemption::Cause cause);
   bool ReserveStep();
   EngineSequence* LowestRunning() const;
   void GiveUp(EngineSequence& sequence, const absl::Status& status);
   absl::Status Compute();
   void FailDevice(const absl::Status& status);
   void AfterCommit();
+  void TakeScores();
   void SampleAll();
   void TakeToken(EngineSequence& sequence, const SampledRow& choice);
   void ForkSiblings(EngineSequence& parent, std::span<const SampledRow> choices);

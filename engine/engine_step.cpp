@@ -9,8 +9,16 @@
 namespace loupe {
 namespace {
 
-// Tokens that must fit beside what is known before a sample is let in, so that it does not have to leave at once.
+// Tokens that must fit beside what is known before a sample is let in, so that it does not have to leave at once. Twice as
+// many after every preemption, so that a sample leaves a number of times that is logarithmic in its length.
 constexpr int kHeadroomTokens = 32;
+constexpr int kMostDoublings = 12;
+
+int HeadroomTokens(const EngineSequence& sequence) {
+  if (sequence.num_preemptions() == 0) return kHeadroomTokens;
+  const int left = sequence.request().max_tokens - sequence.num_output();
+  return std::min(left, kHeadroomTokens << std::min(sequence.num_preemptions(), kMostDoublings));
+}
 
 // Bytes of keys and values that attention reads for a row that sees `num_tokens` positions.
 int64_t KvReadBytes(const KvCache& cache, int64_t num_tokens) {
@@ -55,7 +63,7 @@ int64_t EngineCore::HeldBytes(const EngineSequence& sequence) const {
 // What it will ask for until its known tokens and the headroom are in: with a policy that drops entries the whole prompt
 // first, then what the policy leaves, whichever is more.
 int64_t EngineCore::NeededBytes(const EngineSequence& sequence) const {
-  const int tokens = std::min(sequence.num_known() + kHeadroomTokens, limits_.max_context);
+  const int tokens = std::min(sequence.num_known() + HeadroomTokens(sequence), limits_.max_context);
   int64_t most = cache_->BytesForTokens(tokens);
   const int64_t dropped = sequence.policy().MaxBytes(tokens - sequence.num_prompt());
   if (dropped >= 0) {
@@ -87,7 +95,7 @@ void EngineCore::Apply(const StepPlan& plan) {
   const size_t num_running = running_.size();
   std::vector<EngineSequence*> preempted;
   for (const int index : plan.preemptions) preempted.push_back(by_index[static_cast<size_t>(index)]);
-  for (EngineSequence* sequence : preempted) Preempt(*sequence);
+  for (EngineSequence* sequence : preempted) Preempt(*sequence, Preemption::Cause::kPriority);
   for (size_t i = num_running; i < by_index.size(); ++i) StartSequence(*by_index[i]);
   items_.clear();
   for (const RowGrant& grant : plan.grants) {
@@ -111,18 +119,26 @@ bool EngineCore::StartSequence(EngineSequence& sequence) {
     state.started = true;
     queue_.OnStarted(state.request.id);
     state.stream->Push(Started{sequence.num_prompt(), 0});
+    if (state.request.sampling.prompt_logprobs >= 0) {
+      state.prompt_scores.resize(state.request.prompt.size(), {{-1, 0, {}}, {}});
+      const int32_t first = state.request.prompt[0];
+      state.prompt_scores[0].chosen = {first, 0, std::string(parts_.tokenizer->TokenBytes(first))};
+    }
   }
   running_.push_back(std::move(*at));
   waiting_.erase(at);
   return true;
 }
 
-void EngineCore::Preempt(EngineSequence& sequence) {
+void EngineCore::Preempt(EngineSequence& sequence, Preemption::Cause cause) {
   const auto at = std::find_if(running_.begin(), running_.end(), [&](const SequencePtr& s) { return s.get() == &sequence; });
   LOUPE_CHECK(at != running_.end()) << "a sample is preempted that does not run";
-  spdlog::debug("request '{}' sample {} is preempted with {} tokens in the cache", sequence.request().request.id,
-                sequence.index(), sequence.num_computed());
+  const int64_t free_before = cache_->bytes_free();
   cache_->Close(sequence.kv());
+  if (parts_.observer) {
+    parts_.observer->OnPreempted({cause, sequence.request().request.id, sequence.index(), sequence.rank().priority, sequence.num_computed(),
+                                  cache_->bytes_free() - free_before});
+  }
   sequence.Preempt();
   ++counters_.preemptions;
   std::erase_if(items_, [&](const BatchItem& item) { return item.sequence == &sequence; });
@@ -148,7 +164,7 @@ bool EngineCore::ReserveStep() {
     if (!absl::IsResourceExhausted(status)) {
       GiveUp(*items_.back().sequence, status);
     } else if (running_.size() > 1) {
-      Preempt(*lowest);
+      Preempt(*lowest, Preemption::Cause::kMemory);
     } else if (items_[0].rows() > 1) {
       BatchItem& item = items_[0];
       (item.prompt_rows > 0 ? item.prompt_rows : item.decode_rows) /= 2;
@@ -185,7 +201,7 @@ absl::Status EngineCore::Compute() {
   step.logit_prompt_rows = batch_->logit_prompt_rows();
   if (step.logit_rows.defined()) step.logits = batch_->logits();
   batch_->BuildTargets(items_, *cache_);
-  step.targets = batch_->targets();
+  step.targets = batch_->targets(vocab_size_);
   if (absl::Status s = batch_->BuildChoices(limits_.max_sequences - num_running()); !s.ok()) {
     cache_->Abandon(kv_batch_);
     return s;
@@ -193,6 +209,7 @@ absl::Status EngineCore::Compute() {
   batch_->Upload(*stream_);
   parts_.model->Forward(step, *stream_);
   batch_->Choose(vocab_size_, *stream_);  // ids that the tokenizer does not know are cut off
+  batch_->FetchScores(*stream_);
   batch_->GiveSurprisal(items_, *cache_, *stream_);
   cache_->Commit(kv_batch_, *stream_);
   const absl::Status status = stream_->Synchronize();
@@ -213,12 +230,23 @@ void EngineCore::FailDevice(const absl::Status& status) {
   }
 }
 
+void EngineCore::TakeScores() {
+  for (const StepBatch::Score& score : batch_->scores()) {
+    EngineSequence& sequence = *score.sequence;
+    if (sequence.phase() == SequencePhase::kRetiring) continue;
+    absl::Status status = sequence.TakeScore(score.position, batch_->scored(score), vocab_size_, *parts_.tokenizer);
+    if (!status.ok()) EndWithSiblings(sequence, {FinishReason::kError, ""}, status);
+  }
+}
+
 void EngineCore::AfterCommit() {
+  TakeScores();
   report_ = {};
   report_.num_sequences = static_cast<int>(items_.size());
   const KvShape& shape = cache_->shape();
   for (const BatchItem& item : items_) {
     EngineSequence& sequence = *item.sequence;
+    if (sequence.phase() == SequencePhase::kRetiring) continue;  // its scores were broken
     const int again = sequence.Advance(item.rows());
     counters_.recomputed_tokens += again;
     if (item.prompt_rows > 0) counters_.prompt_tokens += item.prompt_rows - again;
@@ -229,6 +257,9 @@ void EngineCore::AfterCommit() {
     report_.kv_read_bytes += full ? KvReadBytes(*cache_, sequence.num_computed()) : cache_->Report(sequence.kv()).read_bytes_per_token;
     report_.kv_write_bytes += int64_t{item.rows()} * shape.num_layers * shape.num_kv_heads * cache_->dense_entry_bytes();
     if (sequence.prompt_rows() > 0) continue;
+    if (auto scores = std::exchange(sequence.request().prompt_scores, {}); !scores.empty()) {
+      outbox_.push_back({sequence.request().stream, PromptScored{std::move(scores)}});
+    }
     if (!sequence.prefill_reported()) sequence.OnPrefillEnd(cache_->Report(sequence.kv()), step_end_);
     if (sequence.request().max_tokens == 0) EndWithSiblings(sequence, {FinishReason::kLength, ""});
   }
@@ -241,6 +272,7 @@ void EngineCore::SampleAll() {
     const SampledRow& own = *next++;
     const std::span<const SampledRow> others(next, static_cast<size_t>(batch_->num_siblings(i)));
     next += others.size();
+    if (sampled[i]->phase() == SequencePhase::kRetiring) continue;
     if (!sampled[i]->request().siblings.empty()) ForkSiblings(*sampled[i], others);
     TakeToken(*sampled[i], own);
   }
@@ -282,8 +314,8 @@ void EngineCore::TakeToken(EngineSequence& sequence, const SampledRow& choice) {
     const double seconds = sequence.OnToken(step_end_);
     if (parts_.observer && sequence.num_output() == 1) parts_.observer->OnFirstToken(seconds);
     if (parts_.observer && sequence.num_output() > 1) parts_.observer->OnNextToken(seconds);
-    outbox_.push_back({sequence.request().stream, std::move(delta)});
   }
+  if (!delta.logprobs.empty() || !delta.token_ids.empty()) outbox_.push_back({sequence.request().stream, std::move(delta)});
   if (end) Finish(sequence, *end);
 }
 

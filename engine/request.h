@@ -33,6 +33,8 @@ struct SamplingParams {
   bool include_stop_str_in_output = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
   int logprobs = -1;  // -1: none; k >= 0: the chosen token's and the k best
+  bool end_logprobs = false;  // also those of the token that ends an answer, which is no part of it
+  int prompt_logprobs = -1;   // the same of the prompt's tokens, each given those before it
 };
 
 struct Request {
@@ -64,7 +66,12 @@ struct Delta {
   int index = 0;  // which of the n samples
   std::string text;
   std::vector<int32_t> token_ids;
-  std::vector<TokenLogprobs> logprobs;
+  std::vector<TokenLogprobs> logprobs;  // of token_ids, if asked for; one more at an end that was asked for
+};
+
+// The prompt is in the cache and its log-probabilities were asked for. Once a request, before the first Delta.
+struct PromptScored {
+  std::vector<TokenLogprobs> tokens;  // of the whole prompt; nothing precedes the first, which has only id and bytes
 };
 
 struct KvReport {

@@ -23,7 +23,7 @@ struct Started {
   int cached_tokens = 0;
 };
 
-using Event = std::variant<Started, Delta, Finished>;
+using Event = std::variant<Started, PromptScored, Delta, Finished>;
 
 class ResponseStream {
  public:

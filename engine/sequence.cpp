@@ -7,6 +7,15 @@
 #include "kernels/check.h"
 
 namespace loupe {
+namespace {
+
+void FillBytes(TokenLogprobs* logprobs, const Tokenizer& tokenizer) {
+  const auto fill = [&](TokenAlternative& t) { t.bytes = std::string(tokenizer.TokenBytes(t.id)); };
+  fill(logprobs->chosen);
+  for (TokenAlternative& t : logprobs->top) fill(t);
+}
+
+}  // namespace
 
 EngineSequence::EngineSequence(std::shared_ptr<RequestState> state, int index, uint64_t order, const Tokenizer& tokenizer,
                                std::span<const int32_t> end_ids)
@@ -55,6 +64,7 @@ int EngineSequence::Advance(int rows) {
 
 void EngineSequence::Preempt() {
   phase_ = SequencePhase::kWaiting;
+  ++num_preemptions_;
   kv_ = {};
   computed_ = 0;
 }
@@ -78,24 +88,35 @@ std::optional<EngineSequence::End> EngineSequence::Accept(SampledToken token, bo
                                                           Delta* delta) {
   const SamplingParams& params = state_->request.sampling;
   // The token that ends an answer is not part of it, unless a stop token was asked to be.
-  if (ends_answer) return End{FinishReason::kStop, ""};
   const bool stop_id = IsStopId(token.id);
   const End stop_end{FinishReason::kStop, std::to_string(token.id)};
-  if (stop_id && !params.include_stop_str_in_output) return stop_end;
+  const bool outside = ends_answer || (stop_id && !params.include_stop_str_in_output);
+  if (params.logprobs >= 0 && (!outside || params.end_logprobs)) {
+    FillBytes(&token.logprobs, tokenizer);
+    delta->logprobs.push_back(std::move(token.logprobs));
+  }
+  if (outside) return ends_answer ? End{FinishReason::kStop, ""} : stop_end;
   output_.push_back(token.id);
   sampler_.Accept(token.id);
   delta->token_ids.push_back(token.id);
-  if (params.logprobs >= 0) {
-    const auto fill = [&](TokenAlternative& t) { t.bytes = std::string(tokenizer.TokenBytes(t.id)); };
-    fill(token.logprobs.chosen);
-    for (TokenAlternative& t : token.logprobs.top) fill(t);
-    delta->logprobs.push_back(std::move(token.logprobs));
-  }
   delta->text += text_.Push(token.id, num_output() >= params.min_tokens);
   if (stop_id) return stop_end;
   if (text_.stopped()) return End{FinishReason::kStop, text_.matched()};
   if (num_output() < state_->max_tokens) return std::nullopt;
   return End{FinishReason::kLength, state_->context_bound ? "context" : ""};
+}
+
+bool EngineSequence::WantsScore(int position) const {
+  const auto next = static_cast<size_t>(position) + 1;
+  return next < state_->prompt_scores.size() && state_->prompt_scores[next].chosen.id < 0;
+}
+
+absl::Status EngineSequence::TakeScore(int position, const SampledRow& row, int vocab_size, const Tokenizer& tokenizer) {
+  auto score = ReadKnown(row, token(position + 1), vocab_size);
+  if (!score.ok()) return score.status();
+  FillBytes(&*score, tokenizer);
+  state_->prompt_scores[static_cast<size_t>(position) + 1] = *std::move(score);
+  return absl::OkStatus();
 }
 
 std::string EngineSequence::FlushText() { return text_.stopped() ? std::string() : text_.Flush(); }

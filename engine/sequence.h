@@ -34,6 +34,9 @@ struct RequestState {
   int max_tokens = 0;        // of a sample's output; with the prompt never more than the context
   bool context_bound = false;  // max_tokens is what the context leaves, not what was asked
   bool started = false;
+  // While the prompt is computed and its log-probabilities are wanted: one a prompt token, id -1 where it is not known yet.
+  // Empty otherwise, also once they have been told.
+  std::vector<TokenLogprobs> prompt_scores;
   int unfinished = 0;
   // Samples 1.. of a request with n > 1, until the prompt that they share is in the cache.
   std::vector<std::unique_ptr<EngineSequence>> siblings;
@@ -69,11 +72,18 @@ class EngineSequence {
   // Rows are in the cache. Returns how many of them had been there before a preemption.
   int Advance(int rows);
   void Preempt();
+  int num_preemptions() const { return num_preemptions_; }
   // The prompt's pages come from the sample that computed it.
   void StartForked(SeqId kv, SteadyTime now);
   void Retire();
   void OnPrefillEnd(const KvSequenceReport& report, SteadyTime now);
   bool prefill_reported() const { return prefill_report_.has_value(); }
+
+  // ---- log-probabilities of the prompt
+  // The row of `position` shall say how probable the prompt token behind it is.
+  bool WantsScore(int position) const;
+  // INTERNAL: the logits of that row are broken.
+  absl::Status TakeScore(int position, const SampledRow& row, int vocab_size, const Tokenizer& tokenizer);
 
   // ---- output
   // The token becomes part of the output; its text, and perhaps the end, is in *delta and *end.
@@ -100,6 +110,7 @@ class EngineSequence {
   SeqId kv_;
   int computed_ = 0;
   int most_computed_ = 0;
+  int num_preemptions_ = 0;
   std::vector<int32_t> output_;
   Sampler sampler_;
   StreamDecoder text_;

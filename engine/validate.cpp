@@ -36,6 +36,8 @@ absl::Status CheckNumbers(const SamplingParams& s) {
   }
   if (s.logprobs > kMaxLogprobs)
     return Refuse("logprobs", absl::StrCat(s.logprobs), absl::StrCat("at most ", kMaxLogprobs));
+  if (s.prompt_logprobs > kMaxLogprobs)
+    return Refuse("prompt_logprobs", absl::StrCat(s.prompt_logprobs), absl::StrCat("at most ", kMaxLogprobs));
   return absl::OkStatus();
 }
 
@@ -94,6 +96,20 @@ absl::Status ValidatePrompt(const std::vector<int32_t>& prompt, int vocab_size) 
     if (auto status = CheckToken("prompt", id, vocab_size); !status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidatePromptLogprobs(std::span<const Request> requests) {
+  int64_t tokens = 0, all = 0;
+  for (const Request& request : requests) {
+    if (request.sampling.prompt_logprobs < 0) continue;
+    const auto own = static_cast<int64_t>(request.prompt.size());
+    tokens += own;
+    all += own * (request.sampling.prompt_logprobs + 1) * request.n;
+  }
+  if (all <= kMaxPromptLogprobs) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("prompt_logprobs: ", tokens, " prompt tokens make ", all,
+                                                 " log-probabilities (those beside each token and all samples counted), at most ",
+                                                 kMaxPromptLogprobs, " go into one request; ask for fewer"));
 }
 
 }  // namespace loupe

@@ -36,6 +36,16 @@ SamplingParams SamplingFromProto(const v1::Sampling& m) {
   return s;
 }
 
+void FillLogprobs(const TokenLogprobs& logprobs, v1::TokenLogprobs* to) {
+  const auto fill = [](const TokenAlternative& token, v1::TokenLogprob* one) {
+    one->set_token_id(token.id);
+    one->set_logprob(token.logprob);
+    one->set_token(token.bytes);
+  };
+  fill(logprobs.chosen, to->mutable_chosen());
+  for (const TokenAlternative& token : logprobs.top) fill(token, to->add_top());
+}
+
 absl::StatusOr<Json> JsonOf(const google::protobuf::Struct& message, const char* field) {
   std::string text;
   const auto status = google::protobuf::util::MessageToJsonString(message, &text);
@@ -79,7 +89,7 @@ absl::StatusOr<KvOptions> KvFromProto(const v1::KvOptions& m) {
 }
 
 template <class Message>
-absl::Status FillCommon(const Message& message, const Engine& engine, Request* request) {
+absl::Status FillCommon(const Message& message, int vocab_size, Request* request) {
   request->sampling = SamplingFromProto(message.sampling());
   request->n = message.sampling().has_n() ? message.sampling().n() : 1;
   request->priority = message.priority();
@@ -94,18 +104,22 @@ absl::Status FillCommon(const Message& message, const Engine& engine, Request* r
   if (message.sampling().has_max_tokens() && message.sampling().max_tokens() < 0) {
     return absl::InvalidArgumentError(absl::StrCat("max_tokens: is ", message.sampling().max_tokens(), ", must be 0 or more"));
   }
-  return ValidateRequest(*request, engine.vocab_size());
+  return ValidateRequest(*request, vocab_size);
 }
 
 }  // namespace
 
-absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const Engine& engine, const PromptLimits& limits) {
+absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const TextParts& parts) {
   Request request;
-  absl::Status status = FillCommon(message, engine, &request);
+  absl::Status status = FillCommon(message, parts.vocab_size, &request);
   if (!status.ok()) return status;
+  if (message.echo() && request.sampling.logprobs >= 0) {
+    request.sampling.prompt_logprobs = request.sampling.logprobs;
+    request.sampling.end_logprobs = true;
+  }
   switch (message.input_case()) {
     case v1::GenerateRequest::kPrompt: {
-      auto ids = EncodePrompt(message.prompt(), /*add_special=*/true, engine.tokenizer(), limits);
+      auto ids = EncodePrompt(message.prompt(), /*add_special=*/true, parts.tokenizer, parts.limits);
       if (!ids.ok()) return ids.status();
       request.prompt = *std::move(ids);
       break;
@@ -120,9 +134,9 @@ absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, con
 }
 
 // The conversation takes HTTP's way, so that both protocols make the same prompt of it.
-absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const Engine& engine, const PromptLimits& limits) {
+absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const TextParts& parts) {
   Request request;
-  absl::Status status = FillCommon(message, engine, &request);
+  absl::Status status = FillCommon(message, parts.vocab_size, &request);
   if (!status.ok()) return status;
   Json messages = Json::array();
   for (const v1::ChatMessage& m : message.messages()) {
@@ -139,13 +153,13 @@ absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const E
   auto kwargs = JsonOf(message.chat_template_kwargs(), "chat_template_kwargs");
   if (!kwargs.ok()) return kwargs.status();
   chat.template_kwargs = *std::move(kwargs);
-  const auto text = RenderChat(chat, engine.chat_template());
+  const auto text = RenderChat(chat, parts.chat_template);
   if (!text.ok()) return text.status();
-  auto ids = EncodePrompt(*text, /*add_special=*/false, engine.tokenizer(), limits);
+  auto ids = EncodePrompt(*text, /*add_special=*/false, parts.tokenizer, parts.limits);
   if (!ids.ok()) return ids.status();
   request.prompt = *std::move(ids);
   chat.engine.kv = request.kv;
-  status = ProtectMessages(engine.chat_template(), engine.tokenizer(), request.prompt, &chat);
+  status = ProtectMessages(parts.chat_template, parts.tokenizer, request.prompt, &chat);
   if (!status.ok()) return status;
   request.kv = std::move(chat.engine.kv);
   return request;
@@ -176,16 +190,20 @@ v1::Delta DeltaToProto(const Delta& delta) {
   out.set_index(delta.index);
   out.set_text(delta.text);
   out.mutable_token_ids()->Assign(delta.token_ids.begin(), delta.token_ids.end());
-  const auto fill = [](const TokenAlternative& token, v1::TokenLogprob* to) {
-    to->set_token_id(token.id);
-    to->set_logprob(token.logprob);
-    to->set_token(token.bytes);
-  };
-  for (const TokenLogprobs& logprobs : delta.logprobs) {
-    v1::TokenLogprobs* to = out.add_logprobs();
-    fill(logprobs.chosen, to->mutable_chosen());
-    for (const TokenAlternative& token : logprobs.top) fill(token, to->add_top());
+  for (const TokenLogprobs& logprobs : delta.logprobs) FillLogprobs(logprobs, out.add_logprobs());
+  return out;
+}
+
+std::vector<v1::Delta> EchoToProto(int index, const std::string& text, const std::vector<TokenLogprobs>& scored) {
+  constexpr int kTokensAMessage = 1024;
+  std::vector<v1::Delta> out(1);
+  out[0].set_text(text);
+  for (const TokenLogprobs& logprobs : scored) {
+    if (out.back().logprobs_size() == kTokensAMessage) out.emplace_back();
+    FillLogprobs(logprobs, out.back().add_logprobs());
   }
+  if (!scored.empty()) out[0].mutable_logprobs(0)->mutable_chosen()->clear_logprob();
+  for (v1::Delta& delta : out) delta.set_index(index);
   return out;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
@@ -12,10 +13,18 @@
 
 namespace loupe {
 
+// What a prompt is made with; all of it outlives the call.
+struct TextParts {
+  const Tokenizer& tokenizer;
+  const ChatTemplate& chat_template;
+  int vocab_size = 0;
+  PromptLimits limits;
+};
+
 // INVALID_ARGUMENT names the field. Prompts are tokenised, unless their length alone shows that they cannot fit; id,
 // arrival and deadline are the caller's to fill.
-absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const Engine& engine, const PromptLimits& limits);
-absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const Engine& engine, const PromptLimits& limits);
+absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, const TextParts& parts);
+absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const TextParts& parts);
 
 // Text of the ids, control tokens included, as a proto string may hold it: bytes that are no UTF-8 become U+FFFD.
 // INVALID_ARGUMENT: an id that the vocabulary lacks; `field` names where it stands.
@@ -23,6 +32,8 @@ absl::StatusOr<std::string> TextOf(const google::protobuf::RepeatedField<int32_t
 
 v1::Started StartedToProto(const Started& started);
 v1::Delta DeltaToProto(const Delta& delta);
+// An echoed prompt of one sample; `scored` may be empty. In pieces, so that no message is large.
+std::vector<v1::Delta> EchoToProto(int index, const std::string& text, const std::vector<TokenLogprobs>& scored);
 v1::Finished FinishedToProto(const Finished& finished);
 v1::ListKvPoliciesResponse PoliciesToProto(bool baselines);
 v1::GetStatsResponse StatsToProto(const EngineStats& stats);

@@ -31,6 +31,8 @@ constexpr size_t kLongestRequestId = 256;           // bytes: ids go into every 
 constexpr int kKeepaliveMs = 60'000, kKeepaliveTimeoutMs = 20'000;  // a peer that vanished is noticed
 constexpr std::chrono::milliseconds kDeadlineMargin{100};  // so that partial text still reaches the caller
 constexpr std::chrono::milliseconds kLastBytes{100};
+constexpr int kSpareStreams = 64;                          // of a connection: cancels, probes, and calls that are refused
+constexpr int64_t kLeastCallBytes = int64_t{256} << 20;    // buffers of all connections
 
 std::string NewRequestId() {
   static std::atomic<uint64_t> counter{std::random_device{}()};
@@ -58,6 +60,9 @@ void SetDeadline(const grpc::CallbackServerContext& call, int timeout_ms, Reques
   }
 }
 
+bool WantsEcho(const v1::GenerateRequest& message) { return message.echo(); }
+bool WantsEcho(const v1::ChatRequest&) { return false; }
+
 // The prompt's text, if the request wants it back.
 template <class Message>
 absl::StatusOr<std::string> EchoOf(const Message& message, const Engine& engine) {
@@ -80,8 +85,11 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::
 class WorkGauge {
  public:
   // At work until the returned handle goes.
-  std::shared_ptr<void> Enter() {
+  std::shared_ptr<void> Enter() { return EnterBelow(INT_MAX); }
+  // The same if fewer than `limit` are; null otherwise.
+  std::shared_ptr<void> EnterBelow(int limit) {
     const std::lock_guard lock(mutex_);
+    if (count_ >= limit) return nullptr;
     ++count_;
     return {this, [](void* self) { static_cast<WorkGauge*>(self)->Leave(); }};
   }
@@ -172,13 +180,13 @@ class InferenceService : public v1::Inference::CallbackService {
   grpc::ServerWriteReactor<Response>* Open(grpc::CallbackServerContext* call, const Message& message, Api api) {
     const std::string id = message.request_id().empty() ? NewRequestId() : message.request_id();
     auto stream = std::make_shared<GrpcStream<Response>>(pool_, GrpcCallLog(context_.metrics, api, id), call);
-    stream->KeepUntilDone(work_.Enter());
     std::string echo;
     const absl::Status admitted = Admit(*call, stream.get());
     const auto submitted = admitted.ok() ? Submit(*call, message, id, &echo) : absl::StatusOr<std::shared_ptr<ResponseStream>>(admitted);
     if (submitted.ok()) {
       stream->KeepUntilDone(context_.in_flight.Add({id}, {*submitted}));
-      stream->Begin(*submitted, std::move(echo), message.sampling().has_n() ? message.sampling().n() : 1);
+      const bool scored = WantsEcho(message) && message.sampling().has_logprobs() && message.sampling().logprobs() >= 0;
+      stream->Begin(*submitted, std::move(echo), scored, message.sampling().has_n() ? message.sampling().n() : 1);
     } else {
       if (admitted.ok()) context_.metrics->CountRejected(RejectReasonOf(submitted.status()));
       if (submitted.status().code() == absl::StatusCode::kResourceExhausted) {
@@ -190,9 +198,16 @@ class InferenceService : public v1::Inference::CallbackService {
     return stream.get();
   }
 
-  // By the caller's key, and counts if not.
+  // By the number of calls and the caller's key, and counts if not.
   template <class Stream>
   absl::Status Admit(const grpc::CallbackServerContext& call, Stream* stream) {
+    auto at_work = work_.EnterBelow(context_.max_connections);
+    if (at_work == nullptr) {
+      context_.metrics->CountRejected(RejectReason::kQueueFull);
+      return absl::ResourceExhaustedError(absl::StrCat("calls: ", context_.max_connections,
+                                                       " are open, the most allowed (--max-connections); try again soon"));
+    }
+    stream->KeepUntilDone(std::move(at_work));
     const auto caller = FindCaller(context_, call);
     if (!caller.ok() || *caller == nullptr) return caller.status();
     stream->SetAccount(*caller);
@@ -215,7 +230,7 @@ class InferenceService : public v1::Inference::CallbackService {
       return absl::InvalidArgumentError(absl::StrCat("request_id: has ", id.size(), " bytes, at most ", kLongestRequestId));
     }
     const SteadyTime arrival = std::chrono::steady_clock::now();
-    auto request = RequestFromProto(message, **engine, Limits(**engine));
+    auto request = RequestFromProto(message, Texts(**engine));
     if (!request.ok()) return request.status();
     auto text = EchoOf(message, **engine);
     if (!text.ok()) return text.status();
@@ -230,9 +245,9 @@ class InferenceService : public v1::Inference::CallbackService {
     return absl::AlreadyExistsError(absl::StrCat("request_id: '", id, "' is in flight; use another id"));
   }
 
-  PromptLimits Limits(const Engine& engine) {
+  TextParts Texts(const Engine& engine) {
     std::call_once(measured_, [&] { longest_token_bytes_ = LongestTokenBytes(engine.tokenizer()); });
-    return {engine.max_context(), longest_token_bytes_};
+    return {engine.tokenizer(), engine.chat_template(), engine.vocab_size(), {engine.max_context(), longest_token_bytes_}};
   }
 
   ServerContext& context_;
@@ -317,7 +332,11 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const ServerContext& contex
   interceptors.push_back(NameParseErrors());
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(context.max_body_bytes, INT_MAX)));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, context.max_connections);  // of one connection
+  // A call beyond the limit is told so; those that a connection may not even open would wait at the client without a word.
+  const int64_t streams = int64_t{context.max_connections} + kSpareStreams;
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(std::min<int64_t>(streams, INT_MAX)));
+  const int64_t bytes = std::max(kLeastCallBytes, 16 * context.max_body_bytes);
+  builder.SetResourceQuota(grpc::ResourceQuota("calls").Resize(static_cast<size_t>(bytes)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   // Two servers on one port would split the calls between them at random.

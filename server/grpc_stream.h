@@ -43,11 +43,12 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
   // `handle` goes when the call is done.
   void KeepUntilDone(std::shared_ptr<void> handle) { kept_.push_back(std::move(handle)); }
 
-  // `echo`: text that each of the n samples begins with.
-  void Begin(std::shared_ptr<ResponseStream> stream, std::string echo, int n) {
+  // `echo`: text that each of the n samples begins with; `scored`: it waits for the log-probabilities of its tokens.
+  void Begin(std::shared_ptr<ResponseStream> stream, std::string echo, bool scored, int n) {
     self_ = this->shared_from_this();
     stream_ = std::move(stream);
     echo_ = std::move(echo);
+    scored_ = scored;
     num_samples_ = n;
     std::weak_ptr<GrpcStream> weak = self_;
     stream_->OnReady([weak] {
@@ -147,14 +148,10 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     if (const auto* started = std::get_if<Started>(&event)) {
       *response.mutable_started() = StartedToProto(*started);
       outbox_.push_back(std::move(response));
-      for (int i = 0; i < num_samples_ && !echo_.empty(); ++i) {
-        Response echo;
-        echo.mutable_delta()->set_index(i);
-        echo.mutable_delta()->set_text(echo_);
-        outbox_.push_back(std::move(echo));
-      }
+      if (!echo_.empty() && !scored_) Echo({});
       return;
     }
+    if (const auto* scored = std::get_if<PromptScored>(&event)) return Echo(scored->tokens);
     if (const auto* delta = std::get_if<Delta>(&event)) {
       *response.mutable_delta() = DeltaToProto(*delta);
       outbox_.push_back(std::move(response));
@@ -169,6 +166,16 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     if (finished.reason == FinishReason::kError) return;
     *response.mutable_finished() = FinishedToProto(finished);
     (ends_.back().too_late ? late_ : outbox_).push_back(std::move(response));
+  }
+
+  void Echo(const std::vector<TokenLogprobs>& scored) {
+    for (int i = 0; i < num_samples_; ++i) {
+      for (v1::Delta& delta : EchoToProto(i, echo_, scored)) {
+        Response response;
+        *response.mutable_delta() = std::move(delta);
+        outbox_.push_back(std::move(response));
+      }
+    }
   }
 
   // Some sample has more to say than that the deadline came before its first token.
@@ -214,6 +221,7 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
   std::mutex mutex_;
   std::shared_ptr<ResponseStream> stream_;
   std::string echo_;
+  bool scored_ = false;
   int num_samples_ = 1;
   std::deque<Response> outbox_;  // guarded by mutex_: at most Started and the echoes, or the Finished of all samples
   std::deque<Response> late_;    // Finished of samples that the deadline caught before their first token

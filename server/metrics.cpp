@@ -2,7 +2,9 @@
 
 #include "absl/strings/match.h"
 #include "engine/load/load_model.h"
+#include "nlohmann/json.hpp"
 #include "prometheus/text_serializer.h"
+#include "server/logging.h"
 #include "server/metrics_families.h"
 
 namespace loupe {
@@ -64,6 +66,16 @@ void Metrics::OnStep(const StepReport& step) {
 
 void Metrics::OnFirstToken(double seconds_since_arrival) { families_->first_token->Observe(seconds_since_arrival); }
 void Metrics::OnNextToken(double seconds_since_last) { families_->next_token->Observe(seconds_since_last); }
+
+void Metrics::OnPreempted(const Preemption& preemption) {
+  const nlohmann::ordered_json fields = {{"request_id", preemption.request_id},
+                                         {"sample", preemption.index},
+                                         {"cause", preemption.cause == Preemption::Cause::kPriority ? "priority" : "memory"},
+                                         {"priority", preemption.priority},
+                                         {"tokens", preemption.num_tokens},
+                                         {"bytes", preemption.bytes}};
+  LogEvent("preempted", fields);
+}
 
 void Metrics::OnFinished(const Finished& finished) {
   if (finished.index == 0) rate_.Add();

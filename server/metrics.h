@@ -30,6 +30,8 @@ class Metrics : public EngineObserver {
   void OnFirstToken(double seconds_since_arrival) override;
   void OnNextToken(double seconds_since_last) override;
   void OnFinished(const Finished& finished) override;
+  // A line in the log; the count comes with the engine's stats.
+  void OnPreempted(const Preemption& preemption) override;
 
   // Once, when the model is loaded, before the engine starts.
   void SetModel(const LoadedModel& model, double load_s);

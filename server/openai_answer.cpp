@@ -32,6 +32,7 @@ absl::Status TakeEvents(const ApiRequest& request, const StreamSet& set, Answer*
   for (const auto& stream : set.streams()) {
     while (auto event = stream->TryNext()) {
       if (const auto* delta = std::get_if<Delta>(&*event)) answer->Add(prompt, *delta, frames);
+      if (auto* scored = std::get_if<PromptScored>(&*event)) answer->Add(prompt, std::move(*scored));
       const auto* finished = std::get_if<Finished>(&*event);
       if (finished == nullptr) continue;
       set.Charge(*finished);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "engine/validate.h"
 #include "server/http_json.h"
 #include "server/kv_json.h"
 
@@ -221,6 +222,11 @@ Status CompletionLogprobs(Name name, Value v, ApiRequest* r) {
   r->logprobs = true;
   return TopLogprobs(name, v, r);
 }
+Status PromptLogprobs(Name name, Value v, ApiRequest* r) {
+  if (auto status = ReadInt(name, v, &r->prompt_logprobs); !status.ok()) return status;
+  if (r->prompt_logprobs >= 0 && r->prompt_logprobs <= kMaxLogprobs) return absl::OkStatus();
+  return Refuse(name, absl::StrCat("is ", r->prompt_logprobs, ", must be from 0 to ", kMaxLogprobs));
+}
 Status Echo(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->echo); }
 Status ReturnTokenIds(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->return_token_ids); }
 
@@ -288,7 +294,8 @@ const FieldSpec kFields[] = {
     {"chat_template_kwargs", kChat, kHonoured, kObject, "further variables of the chat template", TemplateKwargs},
     {"add_generation_prompt", kChat, kHonoured, kBool, "whether the template opens the answer; true by default", AddGenerationPrompt},
     {"continue_final_message", kChat, kHonoured, kBool, "go on inside the last message, which is the assistant's", ContinueFinalMessage},
-    {"echo", kCompletion, kHonoured, kBool, "the prompt in front of the answer; not together with logprobs", Echo},
+    {"echo", kCompletion, kHonoured, kBool, "the prompt in front of the answer, with logprobs also theirs; max_tokens may be 0",
+     Echo},
     // How long.
     {"max_tokens", kBoth, kHonoured, kCount, "16 by default for completions, to the end of the context for chat", MaxTokens},
     {"max_completion_tokens", kChat, kHonoured, kCount, "the newer name of max_tokens, and stronger", MaxTokens},
@@ -322,6 +329,8 @@ const FieldSpec kFields[] = {
     {"logprobs", kCompletion, kHonoured, R"({"type": "integer", "minimum": 0, "maximum": 20})", "so many best beside each token",
      CompletionLogprobs},
     {"top_logprobs", kChat, kHonoured, R"({"type": "integer", "minimum": 0, "maximum": 20})", "needs logprobs", TopLogprobs},
+    {"prompt_logprobs", kBoth, kHonoured, R"({"type": "integer", "minimum": 0, "maximum": 20})",
+     "of the prompt's tokens, with so many best beside each; up to 1,048,576 in all", PromptLogprobs},
     {"return_token_ids", kBoth, kHonoured, kBool, "token_ids and prompt_token_ids in the answer", ReturnTokenIds},
     // This server's own.
     {"kv", kBoth, kHonoured, kKv, "what the request's KV cache keeps; docs/kvcache.md", Kv},
@@ -351,7 +360,6 @@ const FieldSpec kFields[] = {
     {"tool_choice", kChat, kRefused, R"({"enum": ["none", "auto"]})", "without tools both mean no call", ToolChoice},
     {"function_call", kChat, kRefused, R"({"enum": ["none", "auto"]})", "without functions both mean no call", ToolChoice},
     {"use_beam_search", kBoth, kRefused, kOnlyFalse, kGone, OnlyFalse},
-    {"prompt_logprobs", kBoth, kRefused, "null", kGone, NotOfferedYet},
     {"regex", kBoth, kRefused, "null", kGone, NotOfferedYet},
     {"choice", kBoth, kRefused, "null", kGone, NotOfferedYet},
     {"grammar", kBoth, kRefused, "null", kGone, NotOfferedYet},

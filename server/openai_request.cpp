@@ -114,8 +114,6 @@ absl::Status CheckChat(const ApiRequest& r) {
 
 absl::Status CheckCompletion(const ApiRequest& r) {
   if (r.prompts.empty()) return Refuse("prompt", "is missing");
-  if (r.echo && r.logprobs)
-    return Refuse("echo", "together with logprobs is not offered: prompt tokens have no log-probabilities here");
   const int64_t choices = static_cast<int64_t>(r.prompts.size()) * r.engine.n;
   if (choices <= kMaxChoices) return absl::OkStatus();
   return Refuse("n", absl::StrCat(r.prompts.size(), " prompts times n of ", r.engine.n, " make ", choices,
@@ -180,6 +178,11 @@ absl::StatusOr<ApiRequest> ParseApiRequest(Endpoint endpoint, std::string_view b
     return Refuse("stream_options", "needs \"stream\": true");
   }
   if (request.logprobs) request.engine.sampling.logprobs = request.top_logprobs;
+  // The log-probabilities of an echoed prompt go in front of the answer's, and those end with the token that ended it:
+  // whoever scores a text by them counts on it.
+  const bool scores = request.echo && request.logprobs;
+  request.engine.sampling.end_logprobs = scores;
+  request.engine.sampling.prompt_logprobs = std::max(request.prompt_logprobs, scores ? request.top_logprobs : -1);
   const absl::Status consistent = endpoint == Endpoint::kChat ? CheckChat(request) : CheckCompletion(request);
   if (!consistent.ok()) return consistent;
   if (auto status = ValidateRequest(request.engine); !status.ok()) return status;

@@ -38,6 +38,7 @@ struct ApiRequest {
   bool return_token_ids = false;
   bool logprobs = false;
   int top_logprobs = 0;
+  int prompt_logprobs = -1;  // so many best beside each prompt token; -1: not shown
   std::optional<bool> add_special_tokens;  // of raw text; default as the model wants
 
   // Chat. Messages are normalised: content is one string, roles are checked.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <ctime>
 #include <map>
+#include <span>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -26,6 +27,10 @@ int64_t CountCharacters(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
+std::span<const TokenAlternative> Best(const TokenLogprobs& token, int num_top) {
+  return std::span(token.top).first(std::min(token.top.size(), static_cast<size_t>(num_top)));
+}
+
 // A token that is no whole character, as OpenAI's completions spell it.
 std::string TokenKey(const std::string& bytes) {
   if (IsUtf8(bytes)) return bytes;
@@ -36,6 +41,18 @@ std::string TokenKey(const std::string& bytes) {
     key += hex;
   }
   return key;
+}
+
+// The `num_top` best, and the chosen one in any case.
+Json TopByText(const TokenLogprobs& token, int num_top) {
+  Json top = Json::object();
+  for (const TokenAlternative& other : Best(token, num_top)) top[TokenKey(other.bytes)] = SafeLogprob(other.logprob);
+  top[TokenKey(token.chosen.bytes)] = SafeLogprob(token.chosen.logprob);
+  return top;
+}
+
+Json NoCompletionLogprobs() {
+  return {{"text_offset", Json::array()}, {"token_logprobs", Json::array()}, {"tokens", Json::array()}, {"top_logprobs", Json::array()}};
 }
 
 Json ChatToken(const TokenAlternative& token) {
@@ -96,20 +113,45 @@ Json ChatLogprobs(const std::vector<TokenLogprobs>& tokens) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-Json CompletionLogprobs(const std::vector<TokenLogprobs>& tokens, int64_t* offset) {
-  Json out = {{"text_offset", Json::array()},
-              {"token_logprobs", Json::array()},
-              {"tokens", Json::array()},
-              {"top_logprobs", Json::array()}};
+Json CompletionLogprobs(const std::vector<TokenLogprobs>& tokens, int num_top, int64_t* offset) {
+  Json out = NoCompletionLogprobs();
   for (const TokenLogprobs& token : tokens) {
     out["text_offset"].push_back(*offset);
     out["token_logprobs"].push_back(SafeLogprob(token.chosen.logprob));
     out["tokens"].push_back(TokenKey(token.chosen.bytes));
-    Json top = Json::object();
-    for (const TokenAlternative& other : token.top) top[TokenKey(other.bytes)] = SafeLogprob(other.logprob);
-    top[TokenKey(token.chosen.bytes)] = SafeLogprob(token.chosen.logprob);  // the chosen one is always there
-    out["top_logprobs"].push_back(std::move(top));
+    out["top_logprobs"].push_back(TopByText(token, num_top));
     *offset += CountCharacters(token.chosen.bytes);
+  }
+  return out;
+}
+
+Json EchoLogprobs(const std::vector<TokenLogprobs>& tokens, int num_top, const std::string& text) {
+  if (tokens.empty()) return NoCompletionLogprobs();
+  int64_t offset = 0;
+  Json out = CompletionLogprobs(tokens, num_top, &offset);
+  out["token_logprobs"][0] = nullptr;
+  out["top_logprobs"][0] = nullptr;
+  const std::string& first = tokens[0].chosen.bytes;
+  if (text.starts_with(first)) return out;
+  for (size_t i = 1; i < tokens.size(); ++i) out["text_offset"][i] = out["text_offset"][i].get<int64_t>() - CountCharacters(first);
+  return out;
+}
+
+Json PromptLogprobs(const std::vector<TokenLogprobs>& tokens, int num_top) {
+  Json out = Json::array();
+  for (const TokenLogprobs& token : tokens) {
+    if (out.empty()) {
+      out.push_back(nullptr);
+      continue;
+    }
+    Json by_id = Json::object();
+    const auto add = [&](const TokenAlternative& one, Json rank) {
+      by_id[std::to_string(one.id)] = {{"logprob", SafeLogprob(one.logprob)}, {"rank", std::move(rank)}, {"decoded_token", one.bytes}};
+    };
+    add(token.chosen, nullptr);
+    int rank = 0;
+    for (const TokenAlternative& other : Best(token, num_top)) add(other, ++rank);
+    out.push_back(std::move(by_id));
   }
   return out;
 }
@@ -152,6 +194,7 @@ Answer::Answer(const ApiRequest& request, std::string id, std::string model, std
       model_(std::move(model)),
       created_unix_s_(std::time(nullptr)),
       prompts_(std::move(prompts)),
+      scores_(prompts_.size()),
       choices_(prompts_.size() * static_cast<size_t>(request.engine.n)) {
   if (!request_.echo) return;
   for (size_t i = 0; i < choices_.size(); ++i) {
@@ -202,7 +245,18 @@ void Answer::Open(int index, std::string* frames) {
   const bool chat = request_.endpoint == Endpoint::kChat;
   if (chat) first["delta"] = {{"role", "assistant"}, {"content", ""}};
   if (request_.return_token_ids) first["prompt_token_ids"] = prompts_[static_cast<size_t>(index / request_.engine.n)];
-  if (chat || request_.echo || request_.return_token_ids) *frames += SseFrame(Chunk(Json::array({std::move(first)})));
+  const std::vector<TokenLogprobs>& scores = ScoresOf(static_cast<size_t>(index));
+  if (request_.echo && request_.logprobs) first["logprobs"] = EchoLogprobs(scores, request_.top_logprobs, choice.text);
+  const bool shows_scores = request_.prompt_logprobs >= 0 && (!chat || index == 0);
+  if (shows_scores && !chat) first["prompt_logprobs"] = PromptLogprobs(scores, request_.prompt_logprobs);
+  if (!chat && !request_.echo && !request_.return_token_ids && !shows_scores) return;
+  Json chunk = Chunk(Json::array({std::move(first)}));
+  if (shows_scores && chat) chunk["prompt_logprobs"] = PromptLogprobs(scores, request_.prompt_logprobs);
+  *frames += SseFrame(chunk);
+}
+
+const std::vector<TokenLogprobs>& Answer::ScoresOf(size_t choice) const {
+  return scores_[choice / static_cast<size_t>(request_.engine.n)];
 }
 
 void Answer::Add(int prompt, const Delta& delta, std::string* frames) {
@@ -221,7 +275,7 @@ void Answer::Add(int prompt, const Delta& delta, std::string* frames) {
   Json out = ChunkChoice(index, delta.text);
   if (has_logprobs) {
     const bool chat = request_.endpoint == Endpoint::kChat;
-    out["logprobs"] = chat ? ChatLogprobs(delta.logprobs) : CompletionLogprobs(delta.logprobs, &choice.text_offset);
+    out["logprobs"] = chat ? ChatLogprobs(delta.logprobs) : CompletionLogprobs(delta.logprobs, request_.top_logprobs, &choice.text_offset);
   }
   if (request_.return_token_ids) out["token_ids"] = delta.token_ids;
   *frames += SseFrame(Chunk(Json::array({std::move(out)})));
@@ -284,6 +338,22 @@ Json Answer::Usage() const {
           {"kv", KvReportToJson(SumReports(reports))}};
 }
 
+// Of a whole answer.
+Json Answer::ChoiceLogprobs(size_t choice) const {
+  const Choice& c = choices_[choice];
+  if (!request_.logprobs) return nullptr;
+  if (request_.endpoint == Endpoint::kChat) return ChatLogprobs(c.logprobs);
+  int64_t offset = c.text_offset;
+  Json answer = CompletionLogprobs(c.logprobs, request_.top_logprobs, &offset);
+  if (!request_.echo) return answer;
+  const std::string& echoed = request_.prompts[choice / static_cast<size_t>(request_.engine.n)].text;
+  Json all = EchoLogprobs(ScoresOf(choice), request_.top_logprobs, echoed);
+  for (auto& [list, values] : all.items()) {
+    for (Json& value : answer[list]) values.push_back(std::move(value));
+  }
+  return all;
+}
+
 Json Answer::Whole() const {
   const bool chat = request_.endpoint == Endpoint::kChat;
   Json choices = Json::array();
@@ -295,10 +365,8 @@ Json Answer::Whole() const {
     } else {
       out["text"] = choice.text;
     }
-    int64_t offset = choice.text_offset;
-    out["logprobs"] = !request_.logprobs ? Json(nullptr)
-                      : chat             ? ChatLogprobs(choice.logprobs)
-                                         : CompletionLogprobs(choice.logprobs, &offset);
+    out["logprobs"] = ChoiceLogprobs(i);
+    if (!chat && request_.prompt_logprobs >= 0) out["prompt_logprobs"] = PromptLogprobs(ScoresOf(i), request_.prompt_logprobs);
     out["finish_reason"] = OpenAiFinishReason(choice.end.reason);
     out["stop_reason"] = StopReason(choice.end, request_.engine.sampling);
     if (request_.return_token_ids) {
@@ -314,6 +382,7 @@ Json Answer::Whole() const {
                 {"choices", std::move(choices)},
                 {"usage", Usage()}};
   if (chat && request_.return_token_ids) whole["prompt_token_ids"] = prompts_.front();
+  if (chat && request_.prompt_logprobs >= 0) whole["prompt_logprobs"] = PromptLogprobs(scores_.front(), request_.prompt_logprobs);
   return whole;
 }
 

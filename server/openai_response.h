@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/request.h"
+#include "engine/response_stream.h"
 #include "nlohmann/json.hpp"
 #include "server/openai_request.h"
 
@@ -30,6 +30,8 @@ class Answer {
   Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts);
 
   // Gather. The frames of a streaming answer ("data: {...}\n\n") are appended to `frames` if it is not null.
+  // PromptScored gives no frame: its numbers go out with the first one of each choice.
+  void Add(int prompt, PromptScored scored) { scores_[static_cast<size_t>(prompt)] = std::move(scored.tokens); }
   void Add(int prompt, const Delta& delta, std::string* frames);
   void Add(int prompt, const Finished& finished, std::string* frames);
 
@@ -49,12 +51,15 @@ class Answer {
   nlohmann::ordered_json Chunk(nlohmann::ordered_json choices) const;
   nlohmann::ordered_json ChunkChoice(int index, const std::string& text) const;
   void Open(int index, std::string* frames);
+  const std::vector<TokenLogprobs>& ScoresOf(size_t choice) const;
+  nlohmann::ordered_json ChoiceLogprobs(size_t choice) const;
 
   const ApiRequest& request_;
   const std::string id_;
   const std::string model_;
   const int64_t created_unix_s_;
   const std::vector<std::vector<int32_t>> prompts_;
+  std::vector<std::vector<TokenLogprobs>> scores_;  // of the prompts' tokens, if asked for and known
   std::vector<Choice> choices_;
   size_t num_finished_ = 0;
 };
@@ -71,8 +76,12 @@ const char* OpenAiFinishReason(FinishReason reason);
 // end.
 nlohmann::ordered_json StopReason(const Finished& finished, const SamplingParams& sampling);
 nlohmann::ordered_json ChatLogprobs(const std::vector<TokenLogprobs>& tokens);
-// `offset` is advanced by the characters of the tokens.
-nlohmann::ordered_json CompletionLogprobs(const std::vector<TokenLogprobs>& tokens, int64_t* offset);
+// OpenAI's four lists. `num_top` best beside each; `offset` is advanced by the characters of the tokens.
+nlohmann::ordered_json CompletionLogprobs(const std::vector<TokenLogprobs>& tokens, int num_top, int64_t* offset);
+// Those of an echoed prompt: the first token has none, and does not count in the offsets if `text` does not begin with it.
+nlohmann::ordered_json EchoLogprobs(const std::vector<TokenLogprobs>& tokens, int num_top, const std::string& text);
+// As vLLM has them: null for the first token, then objects by token id; `rank` is null beyond the best.
+nlohmann::ordered_json PromptLogprobs(const std::vector<TokenLogprobs>& tokens, int num_top);
 // The sum of several samples' reports.
 KvReport SumReports(const std::vector<KvReport>& reports);
 // OpenAI's clients and JSON know no infinity: an impossible token has -9999.

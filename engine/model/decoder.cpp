@@ -99,7 +99,6 @@ struct Decoder::Impl {
   void Attention(const Layer& layer, int index, const DecoderStep& step, Stream& stream);
   void FeedForward(const Layer& layer, const DecoderStep& step, Stream& stream);
   void Logits(const DecoderStep& step, Stream& stream);
-  void Surprisal(const DecoderStep& step, Stream& stream);
 };
 
 namespace {
@@ -293,22 +292,31 @@ void Decoder::Impl::Logits(const DecoderStep& step, Stream& stream) {
   backend->MatMul(product, stream);
 }
 
-// One block of logits at a time, so that no [T, V] is ever held.
-void Decoder::Impl::Surprisal(const DecoderStep& step, Stream& stream) {
-  const SurprisalTargets& targets = step.targets;
+void AskTargets(const DecoderStep& step, Backend& backend, Stream& stream, const std::function<void(const DecoderStep&)>& logits_of) {
+  const PromptTargets& targets = step.targets;
   const int64_t count = targets.rows.rows();
   for (int64_t first = 0; first < count; first += targets.block.rows()) {
     const int64_t rows = std::min(targets.block.rows(), count - first);
-    const auto part_of = [&](Tensor t) {
-      t.data = t.as<char>() + first * 4;
+    const auto part_of = [&](Tensor t, int64_t row_bytes) {
+      t.data = t.as<char>() + first * row_bytes;
       return Rows(t, rows);
     };
     DecoderStep part = step;
-    part.logit_rows = part_of(targets.rows);
+    part.logit_rows = part_of(targets.rows, sizeof(int32_t));
     part.logits = Rows(targets.block, rows);
     part.logit_prompt_rows = static_cast<int>(rows);
-    Logits(part, stream);
-    backend->Surprisal({part.logits, part_of(targets.ids), part_of(targets.surprisal)}, stream);
+    logits_of(part);
+    if (targets.surprisal.defined()) {
+      backend.Surprisal({part.logits, part_of(targets.ids, sizeof(int32_t)), part_of(targets.surprisal, sizeof(float))}, stream);
+    }
+    if (!targets.choices.defined()) continue;
+    SampleArgs choice;
+    choice.logits = part.logits;
+    choice.logits.shape[1] = targets.vocab_size;
+    choice.rows = part_of(targets.choices, sizeof(SampleRow));
+    choice.changes = targets.changes;
+    choice.out = part_of(targets.chosen, sizeof(SampledRow));
+    backend.Sample(choice, stream);
   }
 }
 
@@ -360,7 +368,9 @@ void Decoder::Forward(const DecoderStep& step, Stream& stream) {
     impl.Attention(impl.layers[i], static_cast<int>(i), step, stream);
     impl.FeedForward(impl.layers[i], step, stream);
   }
-  if (step.targets.rows.defined()) impl.Surprisal(step, stream);
+  if (step.targets.rows.defined()) {
+    AskTargets(step, *impl.backend, stream, [&](const DecoderStep& part) { impl.Logits(part, stream); });
+  }
   if (!step.logit_rows.defined() || step.logit_rows.rows() == 0) return;
   LOUPE_CHECK_LE(step.logit_rows.rows(), rows) << "rows whose logits are wanted";
   impl.Logits(step, stream);

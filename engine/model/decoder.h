@@ -14,12 +14,17 @@
 
 namespace loupe {
 
-// Tokens of the prompt whose surprisal is wanted: -log p(ids[i]) by the row rows[i], in nats.
-struct SurprisalTargets {
+// Tokens of the prompt of which the logits before them are asked: ids[i] by the row rows[i].
+struct PromptTargets {
   Tensor rows;       // [m] i32, rows of phase prompt; undefined: none
   Tensor ids;        // [m] i32
-  Tensor surprisal;  // [m] f32 out
   Tensor block;      // [b, V] f32 working memory: the logits of so many rows at a time
+  Tensor surprisal;  // [m] f32 out: -log p(ids[i]) in nats; undefined: not wanted
+  // Choices, as for tokens to come (ops.h); undefined: not wanted. choices[i] reads logits row i mod b.
+  Tensor choices;    // [m] SampleRow
+  Tensor changes;    // LogitChange
+  Tensor chosen;     // [m] SampledRow out
+  int vocab_size = 0;  // ids to choose from
 };
 
 struct DecoderStep {
@@ -29,13 +34,17 @@ struct DecoderStep {
   Tensor logit_rows;           // [n] i32: rows whose logits are wanted, ascending, n <= T; undefined: none
   int logit_prompt_rows = -1;  // how many of them are prompt rows; -1: counted here, which reads logit_rows on the host
   Tensor logits;               // [n, V] f32 out
-  SurprisalTargets targets;
+  PromptTargets targets;
   // For measurements that change one layer of a step that was run before.
   int first_layer = 0;  // the pass begins here, with residuals[first_layer] in place of embeddings
   // [layers] host memory: the rows before each layer as the backend keeps them, written by a pass from layer 0; null: not
   // wanted. Complete when the stream has run.
   std::vector<std::vector<char>>* residuals = nullptr;
 };
+
+// Asks the logits for the step's targets, one block at a time, so that no [T, V] is ever held. `logits_of` writes the
+// logits of a step's logit_rows.
+void AskTargets(const DecoderStep& step, Backend& backend, Stream& stream, const std::function<void(const DecoderStep&)>& logits_of);
 
 class Decoder {
  public:

@@ -18,7 +18,37 @@ uint64_t Mix(uint64_t x) {  // the finaliser of SplitMix64 (Steele, Lea, Flood 2
   return x ^ (x >> 31);
 }
 
+absl::Status NoFiniteLogit(const SampledRow& row, int vocab_size) {
+  return absl::InternalError(absl::StrCat("none of ", vocab_size, " logits is a finite number (largest: ", row.best,
+                                          "); the model's weights or this build are broken"));
+}
+
+TokenLogprobs LogprobsOf(const SampledRow& row) {
+  TokenLogprobs logprobs;
+  logprobs.chosen = {row.id, row.logprob, {}};
+  for (int i = 0; i < row.num_top; ++i) logprobs.top.push_back({row.top_ids[i], row.top_logprobs[i], {}});
+  return logprobs;
+}
+
 }  // namespace
+
+SampleRow DescribeKnown(int32_t id, int num_top, LogitChange* change) {
+  constexpr float kAboveAll = 1e30f;
+  *change = {id, kAboveAll, 1, 0, 0};
+  SampleRow row;
+  row.temperature = 0;
+  row.num_changes = 1;
+  row.num_top = num_top;
+  return row;
+}
+
+absl::StatusOr<TokenLogprobs> ReadKnown(const SampledRow& row, int32_t id, int vocab_size) {
+  if (row.id == kNoFiniteLogit) return NoFiniteLogit(row, vocab_size);
+  TokenLogprobs logprobs = LogprobsOf(row);
+  // Only a logit of -inf, or none at all, stays below the others.
+  if (row.id != id) logprobs.chosen = {id, kMinusInfinity, {}};
+  return logprobs;
+}
 
 double UniformAt(uint64_t seed, uint64_t index) {
   // Neighbouring seeds must not give shifted copies of one series, hence two rounds.
@@ -82,19 +112,13 @@ SampleRow Sampler::Describe(int num_generated, std::vector<LogitChange>* changes
 }
 
 absl::Status Sampler::Read(const SampledRow& row, int vocab_size, SampledToken* token) const {
-  if (row.id == kNoFiniteLogit) {
-    return absl::InternalError(absl::StrCat("none of ", vocab_size, " logits is a finite number (largest: ", row.best,
-                                            "); the model's weights or this build are broken"));
-  }
+  if (row.id == kNoFiniteLogit) return NoFiniteLogit(row, vocab_size);
   if (row.id == kNoTokenLeft) {
     return absl::OutOfRangeError(absl::StrCat("logit_bias, min_tokens and ignore_eos leave none of ", vocab_size,
                                               " tokens to choose from; relax them"));
   }
   token->id = row.id;
-  token->logprobs = {};
-  if (row_.num_top < 0) return absl::OkStatus();
-  token->logprobs.chosen = {row.id, row.logprob, {}};
-  for (int i = 0; i < row.num_top; ++i) token->logprobs.top.push_back({row.top_ids[i], row.top_logprobs[i], {}});
+  token->logprobs = row_.num_top < 0 ? TokenLogprobs{} : LogprobsOf(row);
   return absl::OkStatus();
 }
 

@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/request.h"
 #include "kernels/ops.h"
 
@@ -27,6 +27,12 @@ struct SampledToken {
 
 // A number in [0, 1) with 53 random bits, a function of its arguments.
 double UniformAt(uint64_t seed, uint64_t index);
+
+// What the logits before a known token say of it: as a choice that cannot fall otherwise, so that the numbers are those of
+// a chosen token. `row` has no place in the logits yet; *change is its only one.
+SampleRow DescribeKnown(int32_t id, int num_top, LogitChange* change);
+// INTERNAL as Sampler::Read.
+absl::StatusOr<TokenLogprobs> ReadKnown(const SampledRow& row, int32_t id, int vocab_size);
 
 class Sampler {
  public:

@@ -282,7 +282,7 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
   app->add_option("--chat-template", o->chat_template_file, "Jinja file in place of the model's own template")->type_name("FILE");
   AddAccessOptions(app, o);
   AddSizeOption(app, "--max-body-bytes", &o->max_body_bytes, false, "largest HTTP body");
-  app->add_option("--max-connections", o->max_connections, "open HTTP connections")->check(CLI::Range(1, 1 << 20));
+  app->add_option("--max-connections", o->max_connections, "open HTTP connections, and open gRPC calls")->check(CLI::Range(1, 1 << 20));
   app->add_option("--drain-propagation-s", o->drain_propagation_s, "on SIGTERM: seconds to go on accepting while unready")
       ->check(CLI::Range(0, 3600));
   app->add_option("--drain-max-s", o->drain_max_s, "and then seconds until what still runs is cut")->check(CLI::Range(0, 86400));

@@ -148,7 +148,7 @@ class ScriptService : public v1::Inference::CallbackService {
   ScriptService(Script& script, Metrics& metrics) : script_(script), metrics_(metrics) {}
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* call, const v1::GenerateRequest*) override {
     auto stream = std::make_shared<GrpcStream<v1::GenerateResponse>>(pool_, GrpcCallLog(&metrics_, Api::kGrpcGenerate, "r"), call);
-    stream->Begin(script_.Open(), "", 1);
+    stream->Begin(script_.Open(), "", false, 1);
     return stream.get();
   }
 

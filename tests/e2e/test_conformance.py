@@ -47,7 +47,7 @@ def http_logprobs(case, logprobs):
         return []
     if "messages" in case:
         return [(bytes(t["bytes"]), round(t["logprob"], 4), len(t["top_logprobs"])) for t in logprobs["content"]]
-    return [(t.encode(), round(lp, 4), case["logprobs"]) for t, lp in zip(logprobs["tokens"], logprobs["token_logprobs"])]
+    return [(t.encode(), *((None, 0) if lp is None else (round(lp, 4), case["logprobs"]))) for t, lp in zip(logprobs["tokens"], logprobs["token_logprobs"])]
 
 
 def over_http(server, case):
@@ -112,7 +112,8 @@ def over_grpc(stub, protos, case):
             sample = out.sample(event.delta.index)
             sample["text"] += event.delta.text
             sample["token_ids"] += event.delta.token_ids
-            sample["logprobs"] += [(t.chosen.token, round(max(t.chosen.logprob, -9999.0), 4), len(t.top)) for t in event.delta.logprobs]
+            sample["logprobs"] += [(t.chosen.token, round(max(t.chosen.logprob, -9999.0), 4) if t.chosen.HasField("logprob") else None, len(t.top))
+                                   for t in event.delta.logprobs]
         if event.HasField("finished"):
             f = event.finished
             stop = int(f.stop_reason) if f.stop_reason.isdigit() and f.stop_reason not in case.get("stop", []) else f.stop_reason or None
@@ -159,6 +160,13 @@ ANSWERS = {
     "log-probabilities of the chosen alone": {"messages": ASK, "logprobs": 0},
     "echo": {"prompt": "Once upon", "echo": True},
     "echo of samples": {"prompt": "Once upon", "echo": True, "n": 2, "seed": 5, "temperature": 1},
+    "log-probabilities of the prompt": {"prompt": "The capital of France is Paris, a city", "logprobs": 3, "echo": True},
+    "log-probabilities of the prompt alone": {"prompt": "The capital of France is Paris, a city", "logprobs": 1, "echo": True, "max_tokens": 0},
+    "log-probabilities of the prompt and samples": {"prompt": "The capital of France is", "logprobs": 2, "echo": True, "n": 3, "seed": 2, "temperature": 1},
+    "log-probabilities of ids": {"prompt": [504, 3575, 282, 4649, 314], "logprobs": 0, "echo": True},
+    "log-probabilities of one token": {"prompt": [504], "logprobs": 2, "echo": True, "max_tokens": 1},
+    "log-probabilities of a long prompt": {"prompt": LONG * 3, "logprobs": 1, "echo": True, "max_tokens": 2},
+    "and of the end": {"prompt": "The capital", "logprobs": 1, "echo": True, "logit_bias": {"2": 100}},
     "ids": {"prompt": [504, 3575, 282, 4649, 314]},
     "special tokens in text": {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"},
     "unicode": {"prompt": "Ünïcödé 日本語 🎉 say it again: Ünïcödé 日本語 🎉 Ünïcödé", "max_tokens": 24},

@@ -1,4 +1,5 @@
 """grpcio against the real server."""
+import concurrent.futures
 import time
 
 import grpc
@@ -134,3 +135,54 @@ def test_admin(protos):
         assert server.process.poll() == 0, "Drain ends the process as SIGTERM does"
     finally:
         server.stop()
+
+
+def test_so_many_calls_may_be_open(protos):
+    s = Server("--max-connections", "3", "--max-sequences", "1")
+    ask = request(protos, sampling={"max_tokens": 8000, "ignore_eos": True})
+    try:
+        with grpc.insecure_channel(s.grpc) as shared, grpc.insecure_channel(s.grpc, [("grpc.use_local_subchannel_pool", 1)]) as other:
+            calls = [protos.inference_grpc.InferenceStub(shared).Generate(ask)]
+            next(calls[0])  # it runs, the others will wait
+            calls += [protos.inference_grpc.InferenceStub(channel).Generate(ask) for channel in (shared, other)]
+            end = time.monotonic() + 20
+            while s.metrics()["loupe_requests_waiting"] != 2:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            for channel in (shared, other):
+                stub = protos.inference_grpc.InferenceStub(channel)
+                with pytest.raises(grpc.RpcError) as refused:
+                    list(stub.Generate(request(protos), timeout=20))
+                assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert refused.value.details() == "calls: 3 are open, the most allowed (--max-connections); try again soon"
+                assert int(dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+                # What is no generation goes on.
+                assert stub.Tokenize(protos.inference.TokenizeRequest(text="x"), timeout=20).tokens
+                assert not stub.Cancel(protos.inference.CancelRequest(request_id="nobody"), timeout=20).found
+                assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20).status == 1
+            assert s.metrics()['loupe_requests_rejected_total{reason="queue_full"}'] == 2
+            for call in calls:
+                call.cancel()
+            s.wait_idle()
+            assert list(protos.inference_grpc.InferenceStub(other).Generate(request(protos), timeout=60))[-1].finished.usage.completion_tokens == 8
+    finally:
+        assert s.stop() == 0
+
+
+def test_large_messages_from_many_do_not_add_up(server, protos):
+    """Buffers of all connections share one quota; 64 messages of 8 MB at a time leave the server standing, and no larger."""
+    before = server.metrics()["process_resident_memory_bytes"]
+    prompt = "word " * (8_000_000 // 5)
+
+    def ask(_):
+        with grpc.insecure_channel(server.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            try:
+                list(protos.inference_grpc.InferenceStub(channel).Generate(protos.inference.GenerateRequest(prompt=prompt), timeout=60))
+            except grpc.RpcError as e:
+                return e.code()
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        codes = set(pool.map(ask, range(64)))
+    assert codes <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}, codes
+    assert grpc.StatusCode.INVALID_ARGUMENT in codes
+    assert server.metrics()["process_resident_memory_bytes"] - before < 500e6

@@ -1,9 +1,12 @@
 """What broke other servers, by the ids of the project's list of real cases (families B, C and D). Cases that concern the engine
 alone are tested below tests/sim; those of features that do not exist are refused by name."""
+import collections
 import concurrent.futures
 import json
 import os
 import random
+import re
+import signal
 import socket
 import threading
 import time
@@ -52,6 +55,44 @@ def single():
     assert s.stop() == 0, s.log()
 
 
+def preemptions(server):
+    """Their log lines."""
+    return [line for line in map(json.loads, server.log().splitlines()) if line["msg"] == "preempted"]
+
+
+def test_r39_nobody_is_preempted_without_end():
+    """Requests that grow far beyond what their admission saw, in a cache that holds a third of them."""
+    s = Server("--kv-device-bytes", "24MiB", "--max-sequences", "8")
+    try:
+        asks = [dict(prompt=f"Story {i}:", max_tokens=200, ignore_eos=True, seed=i) for i in range(16)]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda ask: complete(s, **ask), asks))
+        assert all(a.status_code == 200 and a.json()["usage"]["completion_tokens"] == 200 for a in answers)
+        counts = collections.Counter(line["request_id"] for line in preemptions(s))
+        m = s.wait_idle()
+        assert counts and sum(counts.values()) == m['loupe_preemptions_total{kind="recompute"}']
+        assert max(counts.values()) <= 6, counts
+        again = sum(v for k, v in m.items() if k.startswith("loupe_prompt_tokens_total") and 'source="recomputed"' in k)
+        assert again < 16 * 200, f"{again} tokens were computed again for the 3200 of all answers"
+        assert resident_bytes(m) == 0
+    finally:
+        assert s.stop() == 0, s.log()
+
+
+def test_r80_a_preemption_says_who_what_and_why(single):
+    before = len(preemptions(single))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        low = pool.submit(httpx.post, single.url + "/v1/completions", headers={"X-Request-Id": "victim"}, timeout=60,
+                          json={**FOREVER, "max_tokens": 150, "priority": -2, "temperature": 0})
+        running(single, 1)
+        time.sleep(0.3)
+        assert complete(single, prompt="x", max_tokens=2, priority=1).status_code == 200
+        assert low.result().json()["usage"]["completion_tokens"] == 150
+    [line] = preemptions(single)[before:]
+    assert line["request_id"].startswith("victim/") and line["cause"] == "priority" and line["priority"] == -2 and line["sample"] == 0
+    assert line["tokens"] > 0 and line["bytes"] >= line["tokens"] * 90 * 64 * 2 * 2, line  # 90 lists of keys and values, 2 bytes a number at least
+
+
 def test_r41_the_higher_priority_goes_first(single):
     ends = []
 
@@ -83,7 +124,18 @@ def test_r44_a_huge_prompt_costs_nothing(server):
 
 def test_r45_log_probabilities_have_a_cap(server):
     assert complete(server, prompt="x", logprobs=21).json()["error"]["param"] == "logprobs"
-    assert complete(server, prompt="x", prompt_logprobs=1).json()["error"]["param"] == "prompt_logprobs"
+    assert complete(server, prompt="x", prompt_logprobs=21).json()["error"]["param"] == "prompt_logprobs"
+    full = [500 + i % 3000 for i in range(8192)]
+    assert complete(server, prompt=full, max_tokens=0).status_code == 200  # the cache's memory has been used before
+    before = server.metrics()["process_resident_memory_bytes"]
+    # 128 prompts of 500 tokens with 20 alternatives each are refused by their numbers, before anything is computed.
+    r = complete(server, prompt=[[i + 1] * 500 for i in range(128)], prompt_logprobs=20, max_tokens=0)
+    assert r.status_code == 400 and r.json()["error"]["param"] == "prompt_logprobs" and "1344000" in r.text and "1048576" in r.text
+    # A prompt that fills the context, with all there is to ask.
+    r = complete(server, prompt=full, prompt_logprobs=20, logprobs=20, echo=True, max_tokens=0)
+    [choice] = r.json()["choices"]
+    assert len(choice["prompt_logprobs"]) == len(choice["logprobs"]["tokens"]) == 8192
+    assert server.metrics()["process_resident_memory_bytes"] - before < 300e6, "logits are held a block at a time"
     r = complete(server, prompt="x", logprobs=20, max_tokens=60, ignore_eos=True, n=3, seed=1)
     assert all(len(c["logprobs"]["top_logprobs"]) == 60 for c in r.json()["choices"])
 
@@ -96,6 +148,38 @@ def test_r49_a_deadline_covers_the_queue(single):
         r = complete(single, prompt="x", timeout_ms=300)
         assert r.status_code == 408 and 0.25 < time.monotonic() - start < 2
     single.wait_idle()
+
+
+def test_r51_a_stop_drops_nothing():
+    s = Server("--drain-propagation-s", "2", "--drain-max-s", "60", "--max-sequences", "1")
+    ask = dict(max_tokens=400, ignore_eos=True)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(streamed_text, s, prompt=f"Story {i}:", **ask) for i in range(2)]  # one runs, one waits
+        while s.metrics()["loupe_requests_waiting"] != 1:
+            time.sleep(0.01)
+        s.process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        end = start + 10
+        while httpx.get(s.management + "/readyz").status_code != 503:
+            assert time.monotonic() < end, "routers must learn first"
+            time.sleep(0.01)
+        late = pool.submit(complete, s, prompt="late, but the router did not know", max_tokens=2)
+        while time.monotonic() - start < 2.5:
+            assert httpx.get(s.management + "/livez").status_code == 200, "alive while it drains"
+            time.sleep(0.1)
+        try:
+            r = complete(s, prompt="too late", max_tokens=2)
+            assert r.status_code == 503 and int(r.headers["retry-after"]) >= 1
+        except httpx.TransportError:
+            assert s.process.poll() is not None or all(f.done() for f in streams), "whoever is refused while others run is told so"
+        assert late.result().status_code == 200
+        texts = [f.result() for f in streams]
+    assert s.process.wait(60) == 0
+    again = Server("--max-sequences", "1")
+    try:
+        assert texts == [complete(again, prompt=f"Story {i}:", **ask).json()["choices"][0]["text"] for i in range(2)], "to the last token"
+    finally:
+        assert again.stop() == 0
 
 
 STAGES = ["upload", "queue", "prefill", "decode", "full socket buffer"]
@@ -209,6 +293,33 @@ def test_r57_no_part_of_a_stop_string_is_sent(server):
     assert tried >= 5
 
 
+def test_r58_nothing_comes_after_a_stop(server, protos):
+    """Ids in, ids out: stop ids hold where no text is looked at, and with text nothing behind the stop is sent."""
+    ids = httpx.post(server.url + "/tokenize", json={"text": "Count: one, two, three, four,"}).json()["tokens"]
+    free = complete(server, prompt=ids, max_tokens=24, ignore_eos=True, return_token_ids=True).json()["choices"][0]["token_ids"]
+    at = next(i for i in range(4, 24) if free[i] not in free[:i])
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = protos.inference_grpc.InferenceStub(channel)
+        for kept in (False, True):
+            ask = dict(prompt=ids, max_tokens=24, ignore_eos=True, return_token_ids=True, stop_token_ids=[free[at]], include_stop_str_in_output=kept)
+            want = free[: at + kept]
+            whole = complete(server, **ask).json()["choices"][0]
+            assert whole["token_ids"] == want and whole["finish_reason"] == "stop" and whole["stop_reason"] == free[at]
+            assert whole["text"] == httpx.post(server.url + "/detokenize", json={"tokens": want}).json()["text"]
+            streamed, ended = [], False
+            for f in frames(server, "/v1/completions", temperature=0, **ask):
+                for c in f["choices"]:
+                    assert not ended, "a frame behind the end"
+                    streamed += c.get("token_ids", [])
+                    ended = c["finish_reason"] is not None
+            assert streamed == want
+            message = protos.inference.GenerateRequest(prompt_token_ids={"ids": ids}, sampling={
+                "temperature": 0, "max_tokens": 24, "ignore_eos": True, "stop_token_ids": [free[at]], "include_stop_str_in_output": kept})
+            events = list(stub.Generate(message, timeout=60))
+            assert [t for e in events if e.HasField("delta") for t in e.delta.token_ids] == want
+            assert events[-1].finished.stop_reason == str(free[at])
+
+
 def test_r59_bytes_make_up_the_text(server):
     messages = [{"role": "user", "content": "Repeat exactly: 😀🎉 日本語 Ünïcödé 👩‍👩‍👧"}]
     for seed in range(20 if FULL else 3):
@@ -276,6 +387,39 @@ def test_r67_broken_histories_are_named_by_path(server, calls, path):
 def test_r70_what_is_not_offered_is_refused_by_name(server, field, value):
     r = httpx.post(server.url + "/v1/chat/completions", json={"messages": ASK, field: value})
     assert r.status_code == 400 and r.json()["error"]["param"] == field
+
+
+TRANSCRIPTS = {
+    "/v1/completions": ({"prompt": "1, 2, 3, 4,", "stop": [" 7"], "max_tokens": 40}, """\
+data: {"id":"cmpl-r74","object":"text_completion","created":0,"model":"MODEL","choices":[{"index":0,"text":TEXT,"logprobs":null,"finish_reason":null}]}
+data: {"id":"cmpl-r74","object":"text_completion","created":0,"model":"MODEL","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":" 7"}]}
+data: [DONE]
+"""),
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Count: 1, 2, 3, 4,"}], "continue_final_message": False, "stop": ["5"], "max_tokens": 40,
+                              "logit_bias": {"37": 100}}, """\
+data: {"id":"chatcmpl-r74","object":"chat.completion.chunk","created":0,"model":"MODEL","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
+data: {"id":"chatcmpl-r74","object":"chat.completion.chunk","created":0,"model":"MODEL","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"5"}]}
+data: [DONE]
+"""),
+}
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS)
+def test_r74_a_stream_says_which_stop_it_was(server, path):
+    """The bytes of whole streams, as recorded; only the time is put to 0, and text that may come in more pieces into one."""
+    ask, want = TRANSCRIPTS[path]
+    with httpx.stream("POST", server.url + path, headers={"X-Request-Id": "r74"}, timeout=60,
+                      json={"model": MODEL_NAME, "temperature": 0, "stream": True, **ask}) as r:
+        assert r.headers["content-type"] == "text/event-stream; charset=utf-8"
+        body = b"".join(r.iter_raw()).decode()
+    assert body.endswith("data: [DONE]\n\n") and all(line == "" for line in body.split("\n")[1::2])
+    lines = [re.sub(r'"created":\d+', '"created":0', line) for line in body.split("\n") if line]
+    pieces = [line for line in lines[:-2] if '"text":' in line]
+    text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in pieces)
+    if pieces:
+        assert text == " 5, 6,"
+        lines = [re.sub(r'"text":"[^"]*"', f'"text":{json.dumps(text)}', pieces[0]), *lines[len(pieces):]]
+    assert "\n".join(lines) + "\n" == want.replace("MODEL", MODEL_NAME).replace("TEXT", json.dumps(text))
 
 
 def test_r75_a_conversation_brings_its_own_specials(server):

@@ -24,6 +24,7 @@ struct World {
     auto created = EngineCore::Create(limits, {backend.get(), &model, &tokenizer, observer, &clock, 99});
     EXPECT_TRUE(created.ok()) << created.status();
     core = *std::move(created);
+    model.backend = backend.get();
   }
 
   std::unique_ptr<Backend> backend;
@@ -47,7 +48,7 @@ CoreLimits SmallLimits() {
 struct Received {
   std::string text;
   std::vector<int32_t> tokens;
-  std::vector<TokenLogprobs> logprobs;
+  std::vector<TokenLogprobs> logprobs, scored;  // of the output; of the prompt, heard by the first sample
   std::optional<Finished> finished;
   int num_finished = 0;
 };
@@ -67,6 +68,10 @@ void Read(Client* client) {
     if (std::holds_alternative<Started>(*event)) {
       ++client->started;
       for (const Received& r : client->samples) EXPECT_TRUE(r.tokens.empty()) << "Started comes first";
+    } else if (auto* scored = std::get_if<PromptScored>(&*event)) {
+      EXPECT_TRUE(client->samples[0].scored.empty()) << "told twice";
+      for (const Received& r : client->samples) EXPECT_TRUE(r.tokens.empty()) << "the prompt's numbers come first";
+      client->samples[0].scored = std::move(scored->tokens);
     } else if (auto* delta = std::get_if<Delta>(&*event)) {
       Received& r = client->samples.at(static_cast<size_t>(delta->index));
       EXPECT_EQ(r.num_finished, 0) << "a delta after the end";
@@ -135,7 +140,13 @@ class Observer : public EngineObserver {
     EXPECT_GE(seconds, 0);
   }
   void OnFinished(const Finished& finished) override { ++finished_by_reason[finished.reason]; }
+  void OnPreempted(const Preemption& preemption) override {
+    ++preempted[preemption.request_id];
+    EXPECT_GE(preemption.num_tokens, 0);
+    EXPECT_GE(preemption.bytes, 0) << "nothing, if all its pages are shared";
+  }
 
+  std::map<std::string, int> preempted;
   int steps = 0, rows = 0, first_tokens = 0, next_tokens = 0;
   std::map<FinishReason, int> finished_by_reason;
 };
@@ -195,6 +206,7 @@ class Simulation {
             << client->request.id << " sample " << i << " differs from the one that ran alone";
         if (!whole) continue;
         EXPECT_EQ(heard.tokens, reference.tokens) << client->request.id << " sample " << i;
+        if (i == 0) ExpectSameScores(heard.scored, reference.scored, client->request);
         EXPECT_EQ(heard.text, reference.text);
         EXPECT_EQ(reason, reference.finished->reason);
         EXPECT_EQ(heard.finished->stop_reason, reference.finished->stop_reason);
@@ -203,12 +215,23 @@ class Simulation {
     }
   }
 
+  void ExpectSameScores(const std::vector<TokenLogprobs>& heard, const std::vector<TokenLogprobs>& reference, const Request& request) {
+    ASSERT_EQ(heard.size(), request.sampling.prompt_logprobs < 0 ? 0 : request.prompt.size()) << request.id;
+    ASSERT_EQ(heard.size(), reference.size());
+    scored += static_cast<int>(heard.size());
+    for (size_t i = 0; i < heard.size(); ++i) {
+      EXPECT_EQ(heard[i].chosen.id, request.prompt[i]);
+      EXPECT_EQ(heard[i].chosen.logprob, reference[i].chosen.logprob) << request.id << " token " << i;
+      EXPECT_EQ(heard[i].top.size(), i == 0 ? 0 : static_cast<size_t>(request.sampling.prompt_logprobs));
+    }
+  }
+
   std::string log() const { return log_.str(); }
   const Observer& observer() const { return observer_; }
   int refused() const { return refused_; }
 
   int64_t preemptions = 0, recomputed = 0;
-  int compared = 0;
+  int compared = 0, scored = 0;
 
  private:
   bool Chance(double p) { return std::uniform_real_distribution<>(0, 1)(random_) < p; }
@@ -230,6 +253,7 @@ class Simulation {
     if (Chance(0.3)) s.top_k = Uniform(1, 20);
     if (Chance(0.2)) s.frequency_penalty = 0.5f, s.repetition_penalty = 1.2f;
     if (Chance(0.2)) s.logprobs = Uniform(0, 4);
+    if (*s.seed % 5 == 0) s.prompt_logprobs = static_cast<int>(*s.seed / 5 % 4);
     if (Chance(0.2)) s.stop = {"B", "CD"};
     if (Chance(0.2)) s.ignore_eos = true;
     if (Chance(0.2)) s.min_tokens = Uniform(1, 20);

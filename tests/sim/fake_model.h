@@ -95,10 +95,18 @@ class FakeModel : public StepModel {
       step.cache->Append(*step.batch, layer, tensor(k, kGroups), tensor(v, kGroups), stream);
       step.cache->Attend(*step.batch, layer, tensor(q, kHeads), tensor(out, kHeads), stream);
     }
-    if (!step.logit_rows.defined()) return;
-    for (int64_t i = 0; i < step.logit_rows.rows(); ++i) {
-      WriteLogits(out.data() + step.logit_rows.as<int32_t>()[i] * kHeads * kDim, step.logits.row<float>(i));
+    const auto write_logits = [&](const DecoderStep& wanted) {
+      for (int64_t i = 0; i < wanted.logit_rows.rows(); ++i) {
+        WriteLogits(out.data() + wanted.logit_rows.as<int32_t>()[i] * kHeads * kDim, wanted.logits.row<float>(i));
+      }
+    };
+    if (step.targets.rows.defined()) {
+      AskTargets(step, *backend, stream, [&](const DecoderStep& part) {
+        rows_asked += static_cast<int>(part.logit_rows.rows());
+        write_logits(part);
+      });
     }
+    if (step.logit_rows.defined()) write_logits(step);
   }
   KvShape kv_shape() const override {
     KvShape shape;
@@ -113,7 +121,9 @@ class FakeModel : public StepModel {
   int64_t weight_bytes() const override { return 1000; }
   int64_t weight_bytes_per_step() const override { return 900; }
 
+  Backend* backend = nullptr;  // asked for what is wanted of prompt tokens
   int passes = 0;
+  int rows_asked = 0;  // of prompt tokens
   bool broken = false;  // about every second row of logits is NaN
 
  private:

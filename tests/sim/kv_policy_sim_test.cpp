@@ -26,6 +26,7 @@ class KvPolicySim : public ::testing::Test {
     options.device = "cpu";
     options.num_threads = 1;
     backend_ = *MakeBackend(options);
+    model_.backend = backend_.get();
     auto core = EngineCore::Create(limits, {backend_.get(), &model_, &tokenizer_, nullptr, &clock_, 1, std::move(kv)});
     ASSERT_TRUE(core.ok()) << core.status();
     core_ = *std::move(core);

@@ -64,15 +64,23 @@ TEST_F(GrpcServiceTest, SamplesEchoAndLogprobs) {
   ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
   EXPECT_EQ(answer.finished().size(), 3u);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(answer.text(i).rfind("the one", 0), 0u) << answer.text(i);
-  size_t logprobs = 0;
+  // The prompt's tokens, of which the first has none, then those of the answer.
+  const int prompt_tokens = answer.finished()[0].usage().prompt_tokens();
+  std::map<int, int> seen;
   for (const auto& event : answer.events) {
     for (const auto& token : event.delta().logprobs()) {
-      ++logprobs;
-      EXPECT_EQ(token.top_size(), 2);
+      const bool first = seen[event.delta().index()]++ == 0;
+      EXPECT_EQ(token.chosen().has_logprob(), !first);
+      EXPECT_EQ(token.top_size(), first ? 0 : 2);
       EXPECT_LE(token.chosen().logprob(), 0);
     }
   }
-  EXPECT_EQ(logprobs, 12u);
+  ASSERT_EQ(seen.size(), 3u);
+  for (const auto& [index, count] : seen) EXPECT_EQ(count, prompt_tokens + 4) << index;
+  request.set_echo(false);
+  size_t without = 0;
+  for (const auto& event : Generate(request).events) without += static_cast<size_t>(event.delta().logprobs_size());
+  EXPECT_EQ(without, 12u);
 }
 
 TEST_F(GrpcServiceTest, EchoOfIdsIsTextEvenIfTheyAreNoUtf8) {

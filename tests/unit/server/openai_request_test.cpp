@@ -224,6 +224,7 @@ TEST(OpenAiRequest, WrongTypesAreRefusedByName) {
       {{"frequency_penalty", "presence_penalty"}, {2, 3, 4}},
       {{"repetition_penalty"}, {2, 4}},
       {{"top_k"}, {2, 3}},
+      {{"prompt_logprobs"}, {2}},
       {{"seed", "priority"}, {2, 3}},
       {{"n", "max_tokens", "max_completion_tokens", "timeout_ms"}, {2}},
       {{"stop"}, {0, 7}},
@@ -233,7 +234,7 @@ TEST(OpenAiRequest, WrongTypesAreRefusedByName) {
       {{"store"}, {6}},
       {{"tools", "functions"}, {7}},
       {{"messages", "tool_choice", "response_format", "modalities", "service_tier", "verbosity", "audio", "regex",
-        "choice", "reasoning_effort", "guided_json", "web_search_options", "documents", "prompt_logprobs"},
+        "choice", "reasoning_effort", "guided_json", "web_search_options", "documents"},
        {}},
   };
   int refused = 0;
@@ -302,6 +303,22 @@ TEST(OpenAiRequest, ValuesOutOfRangeAreRefusedWithNumbers) {
   EXPECT_NE(Error(Chat({{"n", 129}})).find("128"), std::string::npos);
 }
 
+TEST(OpenAiRequest, LogprobsOfThePrompt) {
+  const auto sampling = [](const Json& body) { return ParseApiRequest(Endpoint::kCompletion, body.dump(), true)->engine.sampling; };
+  const SamplingParams plain = sampling({{"prompt", "x"}, {"logprobs", 3}});
+  EXPECT_EQ(plain.prompt_logprobs, -1);
+  EXPECT_FALSE(plain.end_logprobs);
+  EXPECT_EQ(sampling({{"prompt", "x"}, {"echo", true}}).prompt_logprobs, -1);
+  const SamplingParams echo = sampling({{"prompt", "x"}, {"echo", true}, {"logprobs", 3}, {"max_tokens", 0}});
+  EXPECT_EQ(echo.prompt_logprobs, 3);
+  EXPECT_TRUE(echo.end_logprobs);
+  EXPECT_EQ(sampling({{"prompt", "x"}, {"echo", true}, {"logprobs", 0}}).prompt_logprobs, 0);
+  EXPECT_EQ(sampling({{"prompt", "x"}, {"prompt_logprobs", 0}}).prompt_logprobs, 0);
+  EXPECT_EQ(sampling({{"prompt", "x"}, {"prompt_logprobs", 7}, {"echo", true}, {"logprobs", 2}}).prompt_logprobs, 7) << "the larger";
+  EXPECT_EQ(sampling({{"prompt", "x"}, {"prompt_logprobs", 1}, {"echo", true}, {"logprobs", 2}}).prompt_logprobs, 2);
+  EXPECT_EQ(sampling({{"prompt", "x"}, {"prompt_logprobs", 7}}).logprobs, -1);
+}
+
 TEST(OpenAiRequest, FieldsThatExcludeEachOther) {
   EXPECT_NE(Error(Chat({{"top_logprobs", 2}})), "");
   EXPECT_NE(Error(Chat({{"logprobs", true}, {"top_logprobs", 21}})), "");
@@ -311,7 +328,8 @@ TEST(OpenAiRequest, FieldsThatExcludeEachOther) {
   EXPECT_NE(Error(Chat({{"chat_template_kwargs", {{"messages", nlohmann::json::array()}}}})), "");
   EXPECT_NE(Error(Chat({{"prompt_token_ids", {1}}})), "");
   EXPECT_NE(Error(Completion({{"prompt_token_ids", {1}}})), "");
-  EXPECT_NE(Error(Completion({{"echo", true}, {"logprobs", 1}})), "");
+  EXPECT_NE(Error(Completion({{"prompt_logprobs", 21}})), "");
+  EXPECT_NE(Error(Completion({{"prompt_logprobs", -1}})), "");
   EXPECT_NE(Error(Completion({{"logprobs", 21}})), "");
   EXPECT_NE(Error(Completion({{"logprobs", true}})), "");
   EXPECT_NE(Error(Completion({{"suffix", "x"}})), "");

@@ -208,12 +208,90 @@ TEST(OpenAiResponse, ChatLogprobsAreFiniteAndExactInBytes) {
 
 TEST(OpenAiResponse, CompletionLogprobsCountCharacters) {
   int64_t offset = 10;
-  const Json json = CompletionLogprobs({Token("é", -1), Token("ab", -2), Token("\xf0\x9f", -3)}, &offset);
+  const Json json = CompletionLogprobs({Token("é", -1), Token("ab", -2), Token("\xf0\x9f", -3)}, 2, &offset);
   EXPECT_EQ(json["text_offset"], (Json{10, 11, 13}));
   EXPECT_EQ(json["tokens"], (Json{"é", "ab", "bytes:\\xf0\\x9f"}));
   EXPECT_EQ(json["token_logprobs"], (Json{-1.0, -2.0, -3.0}));
   EXPECT_EQ(json["top_logprobs"][0]["bytes:\\xf0\\x9f"], -9999.0);
   EXPECT_EQ(json["top_logprobs"][2].size(), 1u);
+}
+
+TEST(OpenAiResponse, AnEchoedPromptHasLogprobsInFrontOfTheAnswers) {
+  ApiRequest request = Ask(Endpoint::kCompletion);
+  request.echo = request.logprobs = true;
+  request.top_logprobs = 1;
+  request.prompt_logprobs = 2;
+  const PromptScored scored{{Token("Zw", 0), Token("öl", -2), Token("f", -3)}};
+  Delta delta = Text(0, "!");
+  delta.logprobs = {Token("!", -0.5f)};
+  const Json four = {{"text_offset", {0, 2, 4, 5}}, {"token_logprobs", {nullptr, -2.0, -3.0, -0.5}}, {"tokens", {"Zw", "öl", "f", "!"}},
+                     {"top_logprobs", {nullptr, {{"öl", -2.0}}, {{"f", -3.0}}, {{"!", -0.5}}}}};
+  const Json by_id = {nullptr,
+                      {{"1", {{"logprob", -2.0}, {"rank", 1}, {"decoded_token", "öl"}}}, {"2", {{"logprob", -9999.0}, {"rank", 2}, {"decoded_token", "\xf0\x9f"}}}},
+                      {{"1", {{"logprob", -3.0}, {"rank", 1}, {"decoded_token", "f"}}}, {"2", {{"logprob", -9999.0}, {"rank", 2}, {"decoded_token", "\xf0\x9f"}}}}};
+  Answer whole(request, "r", "m", {{1, 2, 3}});
+  whole.Add(0, scored);
+  whole.Add(0, delta, nullptr);
+  whole.Add(0, End(0, FinishReason::kLength, 1), nullptr);
+  EXPECT_EQ(whole.Whole()["choices"][0]["logprobs"], four) << whole.Whole()["choices"][0]["logprobs"];
+  EXPECT_EQ(whole.Whole()["choices"][0]["prompt_logprobs"], by_id);
+  EXPECT_EQ(whole.Whole()["choices"][0]["text"], "Zwölf!");
+
+  Answer streamed(request, "r", "m", {{1, 2, 3}});
+  std::string text;
+  streamed.Add(0, scored);
+  EXPECT_TRUE(text.empty());
+  streamed.Add(0, delta, &text);
+  const auto frames = Frames(text);
+  ASSERT_EQ(frames.size(), 2u);
+  Json joined = frames[0]["choices"][0]["logprobs"];
+  EXPECT_EQ(joined["tokens"], (Json{"Zw", "öl", "f"}));
+  for (auto& [list, values] : joined.items()) {
+    for (const Json& value : frames[1]["choices"][0]["logprobs"][list]) values.push_back(value);
+  }
+  EXPECT_EQ(joined, four);
+}
+
+TEST(OpenAiResponse, EchoWithLogprobsButNoAnswer) {
+  ApiRequest request = Ask(Endpoint::kCompletion, 2);
+  request.echo = request.logprobs = true;
+  request.engine.sampling.max_tokens = 0;
+  for (const bool known : {false, true}) {  // cancelled before the prompt was through, or not
+    Answer answer(request, "r", "m", {{1, 2}});
+    if (known) answer.Add(0, PromptScored{{Token("Zw", 0), Token("ölf", -2)}});
+    for (const int i : {0, 1}) answer.Add(0, End(i, FinishReason::kLength, 0), nullptr);
+    const Json out = answer.Whole();
+    for (const int i : {0, 1}) {
+      EXPECT_EQ(out["choices"][i]["text"], "Zwölf");
+      EXPECT_EQ(out["choices"][i]["logprobs"]["tokens"], known ? (Json{"Zw", "ölf"}) : Json::array());
+      EXPECT_EQ(out["choices"][i]["logprobs"]["token_logprobs"], known ? (Json{nullptr, -2.0}) : Json::array());
+      EXPECT_FALSE(out["choices"][i].contains("prompt_logprobs"));
+    }
+  }
+}
+
+TEST(OpenAiResponse, ATokenInFrontOfTheTextCountsInNoOffset) {
+  const std::vector<TokenLogprobs> tokens = {Token("<s>", 0), Token("é", -1), Token("ab", -2), Token("c", -2)};
+  EXPECT_EQ(EchoLogprobs(tokens, 0, "éabc")["text_offset"], (Json{0, 0, 1, 3}));
+  EXPECT_EQ(EchoLogprobs(tokens, 0, "<s>éabc")["text_offset"], (Json{0, 3, 4, 6}));
+}
+
+TEST(OpenAiResponse, AChatsPromptLogprobsStandAtTheTop) {
+  ApiRequest request = Ask(Endpoint::kChat, 2);
+  request.prompt_logprobs = 0;
+  const Json expected = {nullptr, {{"7", {{"logprob", -2.0}, {"rank", nullptr}, {"decoded_token", "b"}}}}};
+  TokenLogprobs second = Token("b", -2);
+  second.chosen.id = 7;
+  const PromptScored scored{{Token("a", 0), second}};
+  Answer whole(request, "r", "m", {{1, 7}});
+  std::string text;
+  whole.Add(0, scored);
+  for (const int i : {0, 1}) whole.Add(0, End(i, FinishReason::kStop, 0), &text);
+  EXPECT_EQ(whole.Whole()["prompt_logprobs"], expected);
+  int with = 0;
+  for (const Json& frame : Frames(text)) with += frame.contains("prompt_logprobs");
+  EXPECT_EQ(with, 1) << "once a request";
+  EXPECT_EQ(Frames(text)[0]["prompt_logprobs"], expected);
 }
 
 TEST(OpenAiResponse, StreamedOffsetsContinue) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -341,6 +342,47 @@ TEST(SamplerTest, ExtremeTemperaturesAndSpreads) {
       }
     }
   }
+}
+
+TEST(Sampler, AKnownTokenIsToldAsAChosenOne) {
+  BackendOptions options;
+  options.device = "cpu";
+  options.num_threads = 1;
+  const std::unique_ptr<Backend> backend = *MakeBackend(options);
+  const std::unique_ptr<Stream> stream = backend->NewStream();
+  for (const int vocab : {1, 2, 63, 1024, 1025}) {
+    std::vector<float> logits = RandomLogits(vocab, 91 + static_cast<uint64_t>(vocab), 3);
+    if (vocab > 60) logits[5] = -std::numeric_limits<float>::infinity(), logits[6] = std::nanf("");
+    const std::vector<float> before = logits;
+    double sum = 0;
+    for (const float x : before) sum += std::isnan(x) ? 0 : std::exp(static_cast<double>(x));
+    for (const int32_t id : {0, vocab / 2, vocab - 1, std::min(5, vocab - 1), std::min(6, vocab - 1)}) {
+      LogitChange change;
+      SampleRow row = DescribeKnown(id, 3, &change);
+      SampledRow chosen;
+      SampleArgs args;
+      args.logits = MakeTensor(logits.data(), DType::kF32, 1, vocab);
+      args.rows = MakeTensor(&row, DType::kBytes, 1);
+      args.changes = MakeTensor(&change, DType::kBytes, 1);
+      args.out = MakeTensor(&chosen, DType::kBytes, 1);
+      backend->Sample(args, *stream);
+      const auto read = ReadKnown(chosen, id, vocab);
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_EQ(read->chosen.id, id);
+      const float own = before[static_cast<size_t>(id)];
+      if (std::isfinite(own)) {
+        EXPECT_NEAR(static_cast<double>(read->chosen.logprob), static_cast<double>(own) - std::log(sum), 1e-4) << vocab << " " << id;
+      } else {
+        EXPECT_EQ(read->chosen.logprob, -std::numeric_limits<float>::infinity());
+      }
+      EXPECT_EQ(read->top.size(), static_cast<size_t>(std::min(vocab, 3)));
+      for (size_t i = 1; i < read->top.size(); ++i) EXPECT_GE(read->top[i - 1].logprob, read->top[i].logprob);
+      EXPECT_EQ(std::memcmp(before.data(), logits.data(), before.size() * sizeof(float)), 0) << "restored";
+    }
+  }
+  SampledRow broken;
+  broken.id = kNoFiniteLogit;
+  EXPECT_EQ(ReadKnown(broken, 3, 10).status().code(), absl::StatusCode::kInternal);
 }
 
 }  // namespace
