@@ -11,8 +11,8 @@ usage: tests/run.sh [--quick | --full] [--filter REGEX] [--list]
   (nothing)        lint; the CUDA kernels for sm_90a, compiled only; release build with all tests and the end-to-end tests; clang
                    ASan+UBSan with the same tests and 10 s of each fuzzer; TSan on queues, pools and the engine with a scripted model
   --quick          lint and the release tests only (under 3 minutes after a build)
-  --full           also the CUDA kernels for sm_80, 89 and 100, end-to-end under ASan, 120 s a fuzzer, 10 minutes of schemathesis,
-                   and the quality and speed figures
+  --full           also the CUDA kernels for sm_80, 89 and 100, end-to-end under ASan, 10 minutes of schemathesis and of each
+                   fuzzer of what strangers send, 120 s of the others, and the quality and speed figures
   --filter REGEX   only suites whose name matches, e.g. --filter 'lint|release/kernels'
   --list           print the names of the suites (of the binaries built so far) and stop
 
@@ -136,9 +136,11 @@ if [ $mode != quick ]; then
     if [ $mode = full ]; then
       suite asan/e2e env LOUPE_TEST_BINARY=build/asan/loupe .venv/bin/python -m pytest -q -x --timeout=900 tests/e2e
     fi
-    seconds=10
-    [ $mode = full ] && seconds=120
     for f in $(find build/asan -maxdepth 1 -type f -executable -name '*_fuzz' 2>/dev/null | sort); do
+      seconds=10
+      if [ $mode = full ]; then
+        case $f in */grpc_message_fuzz | */http_json_fuzz | */template_fuzz) seconds=600 ;; *) seconds=120 ;; esac
+      fi
       suite "fuzz/$(basename "$f")" run_fuzzer "$f" $seconds
     done
     stop_if_failed

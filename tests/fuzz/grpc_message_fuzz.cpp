@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "engine/load/gguf.h"
 #include "engine/text/chat_template.h"
-#include "engine/text/unicode.h"
 #include "engine/validate.h"
 #include "kernels/check.h"
 #include "server/convert_proto.h"
