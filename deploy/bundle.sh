@@ -13,6 +13,7 @@ for program in "$@"; do
   name=$(basename "$program")
   cp "$program" "$dir/bin/$name"
   strip "$dir/bin/$name"
+  [ ! -d "$(dirname "$program")/artifacts" ] || cp -rL "$(dirname "$program")/artifacts" "$dir/bin/"
   ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*)\.so' |
     while read -r library; do cp -Lu "$library" "$dir/lib/"; done
   cat >"$dir/$name" <<'STARTER'

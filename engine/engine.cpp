@@ -115,6 +115,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& confi
     spdlog::warn("the context is {} positions, not {}: the KV cache of {} bytes holds no longer one (--kv-device-bytes)",
                  effective.max_context, limits->max_context, effective.kv_device_bytes);
   }
+  const BackendInfo device = impl.backend->Info();
+  spdlog::info("device: {}, {}", device.name, device.detail);
   spdlog::info("limits: context {} positions, {} sequences, {} rows a step, {} requests waiting, KV cache {} bytes, weights {} bytes",
                effective.max_context, effective.max_sequences, effective.max_step_rows, effective.max_queue,
                effective.kv_device_bytes, impl.model->weight_bytes());
