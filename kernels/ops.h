@@ -168,7 +168,7 @@ struct SumAttentionArgs {
   const void* arena = nullptr;
   float scale = 1;
   Tensor sinks;                      // [H] f32, optional
-  float* const* columns = nullptr;   // [H] arrays of as many floats as the list of the head's group has entries
+  float* const* columns = nullptr;   // [H] arrays of 64 floats a page of the list of the head's group
 };
 
 // What the keys of one list look like, rotated as they are stored.

@@ -1,11 +1,11 @@
 // What policies are shown of queries, keys and attention. Read in Attend or computed when a policy is called, for sequences
 // whose policy asks. Sums over prompt rows are kept beside the lists and follow their entries through repacks.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/check.h"
+#include "kernels/half.h"
 #include "kvcache/kv_cache_impl.h"
 
 namespace loupe {
@@ -58,11 +58,11 @@ const float* KvCache::Impl::RowsOnHost(const Tensor& t, int first, int rows, Str
       std::memcpy(to, from, row_values * sizeof(float));
       continue;
     }
-    LOUPE_CHECK(t.dtype == DType::kBF16) << "rows are neither f32 nor bf16";
+    LOUPE_CHECK(t.dtype == DType::kF16) << "rows are neither f32 nor fp16";
     for (size_t i = 0; i < row_values; ++i) {
       uint16_t bits;
       std::memcpy(&bits, from + 2 * i, sizeof bits);
-      to[i] = std::bit_cast<float>(uint32_t{bits} << 16);
+      to[i] = HalfToFloat(bits);
     }
   }
   return host_rows.data();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/half.h"
 #include "kernels/mirrored_buffer.h"
 
 namespace loupe {
@@ -54,12 +55,10 @@ class Lists {
     FillNumbers(rows, lists);
     for (int64_t i = 0; i < elements; ++i) {
       const float x = std::normal_distribution<float>()(random_);
-      uint32_t bits;
-      std::memcpy(&bits, &x, 4);
       if (type == DType::kF32) {
         q_.host<float>()[i] = x;
       } else {
-        q_.host<uint16_t>()[i] = static_cast<uint16_t>(bits >> 16);
+        q_.host<uint16_t>()[i] = FloatToHalf(x);
       }
     }
     for (const MirroredBuffer* b : {&pages_, &numbers_, &q_}) b->Upload(backend_, 0, b->bytes(), *stream_);
@@ -98,8 +97,8 @@ class Lists {
     auto seed = backend_.AllocateHost(kSeedBytes);
     if (!seed.ok()) return seed.status();
     auto* words = static_cast<uint64_t*>((*seed)->data());
-    // Numbers of magnitude 0.5 to 2 in both 16-bit formats and in f32.
-    for (int64_t i = 0; i < kSeedBytes / 8; ++i) words[i] = 0x3f003f003f003f00u | (random_() & 0x807f807f807f807fu);
+    // Numbers of magnitude 0.5 to 2 in fp16, small ones in f32.
+    for (int64_t i = 0; i < kSeedBytes / 8; ++i) words[i] = 0x3800380038003800u | (random_() & 0x87ff87ff87ff87ffu);
     for (int64_t at = 0; at < arena_->bytes(); at += kSeedBytes) {
       backend_.Copy(static_cast<char*>(arena_->data()) + at, words, std::min(kSeedBytes, arena_->bytes() - at),
                     *stream_);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <bit>
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/engine.h"
 #include "engine/step_model.h"
+#include "kernels/half.h"
 #include "kernels/mirrored_buffer.h"
 
 namespace loupe {
@@ -74,7 +74,7 @@ class Runner {
 
   absl::Status Open() {
     for (int i = 0; i < options_.batch; ++i) {
-      auto seq = cache_->Open();
+      auto seq = cache_->Open(*options_.policy);
       if (!seq.ok()) return seq.status();
       seqs_.push_back(*seq);
     }
@@ -147,7 +147,7 @@ class Runner {
         if (type == DType::kF32) {
           kv_.host<float>()[i] = x;
         } else {
-          kv_.host<uint16_t>()[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+          kv_.host<uint16_t>()[i] = FloatToHalf(x);
         }
       }
       kv_.Upload(backend, 0, kv_.bytes(), *stream_);

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/load/load_model.h"
+#include "kvcache/policies/policy.h"
 
 namespace loupe {
 
@@ -20,6 +21,7 @@ struct BenchOptions {
   int batch = 1;    // sequences side by side, or concurrent streams
   int repeat = 3;
   int max_step_tokens = 512;
+  const Policy* policy = &FullPolicy();  // whose signals are collected (prefill)
 };
 
 struct BenchResult {

@@ -3,7 +3,7 @@
 // tile.
 #include <cstring>
 
-#include "kernels/cpu/half.h"
+#include "kernels/half.h"
 #include "kernels/cpu/matmul_kernels.h"
 
 namespace loupe {

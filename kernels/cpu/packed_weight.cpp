@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/half.h"
+#include "kernels/half.h"
 
 namespace loupe {
 namespace {

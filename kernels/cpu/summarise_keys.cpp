@@ -9,7 +9,7 @@
 #include "kernels/check.h"
 #include "kernels/cpu/attend_kernels.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/half.h"
+#include "kernels/half.h"
 
 namespace loupe {
 namespace {

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/attend_inputs.cuh"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/decode_softmax.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pages.cuh"
 
@@ -25,9 +26,6 @@ constexpr int kHeads = 8;       // query heads of a task: the columns of a produ
 constexpr int kMaxTasks = 512;  // of a launch: what a block keeps prefix sums of
 constexpr int kMaxPieces = 32;  // of a list in deterministic mode
 constexpr int kMinPiecePages = 4;
-constexpr int kBlocksPerSm = 2;
-constexpr int kMaxSegments = 256;  // of a task: what fits the merging block's memory with eight heads
-constexpr float kNone = -INFINITY;
 
 struct Decode : AttendInputs {
   float* partials;
@@ -36,20 +34,13 @@ struct Decode : AttendInputs {
   int first_row, num_tasks;
   int parts;  // ceil(R / 8)
   bool deterministic;
-};
-
-template <int kDim>
-struct Shape {
-  static constexpr int kStages = kDim == 128 ? 3 : 6;
-  static constexpr int kPlane = kBlockEntries * kDim * 2;  // bytes of the keys of 16 entries
-  static constexpr int kStage = 2 * kPlane;
-  static constexpr int kSteps = kDim / 16;
+  bool early;  // every sequence has this one row in the step: of its pages only the last has just been written
 };
 
 template <int kDim>
 struct Shared {
   alignas(128) uint8_t stages[kWarps][Shape<kDim>::kStages][Shape<kDim>::kStage];
-  float merge[2][kHeads][128];  // rows of 128 also for small heads: it holds a merge's factors as well
+  float merge[2][kHeads][Shape<kDim>::kMergeRow];  // and a merge's factors
   float merge_max[kWarps][kHeads], merge_sum[kWarps][kHeads];
   uint64_t refs[kWarps][Shape<kDim>::kStages];
   int32_t prefix[kMaxTasks + 1];  // units before a task
@@ -192,78 +183,6 @@ __device__ __forceinline__ void IssueCopy(const Decode& p, const PageRef& ref, i
   for (int i = 0; i < Shape<kDim>::kPlane / 512; ++i)
     CopyAsync16(stage + Shape<kDim>::kPlane + i * 512 + lane * 16, values + i * step);
 }
-
-// Running softmax of a warp over its entries. Lane (g, t) holds queries 2t and 2t + 1; `out` rows are head dimensions.
-template <int kDim>
-struct Running {
-  float max[2], sum[2];
-  float out[Shape<kDim>::kSteps][4];
-
-  __device__ void Clear() {
-    max[0] = max[1] = kNone;
-    sum[0] = sum[1] = 0;
-#pragma unroll
-    for (int i = 0; i < Shape<kDim>::kSteps; ++i) out[i][0] = out[i][1] = out[i][2] = out[i][3] = 0;
-  }
-
-  // Sixteen entries of dense keys and values in `stage`; those outside [low, high) are not seen. beta: log2 weights of
-  // entries g and g + 8.
-  __device__ void Add(const uint32_t (&q)[Shape<kDim>::kSteps][2], uint32_t stage, int low, int high, float scale,
-                      float beta0, float beta1) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float s[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int k = 0; k < Shape<kDim>::kSteps; ++k) {
-      uint32_t a[4];
-      LoadMatrices(a, stage + k * 512 + lane * 16);
-      Mma(s, a, q[k][0], q[k][1]);
-    }
-    const bool seen0 = g >= low && g < high, seen1 = g + 8 >= low && g + 8 < high;
-    s[0] = seen0 ? fmaf(s[0], scale, beta0) : kNone;
-    s[1] = seen0 ? fmaf(s[1], scale, beta0) : kNone;
-    s[2] = seen1 ? fmaf(s[2], scale, beta1) : kNone;
-    s[3] = seen1 ? fmaf(s[3], scale, beta1) : kNone;
-    uint32_t b[2];
-    float top[2], factor[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float m = fmaxf(s[j], s[2 + j]);
-#pragma unroll
-      for (int offset = 4; offset < 32; offset *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, offset));
-      m = fmaxf(m, max[j]);
-      top[j] = m == kNone ? 0 : m;
-      factor[j] = exp2f(max[j] - top[j]);
-      max[j] = m;
-    }
-    const uint32_t p0 = PackBf16(exp2f(s[0] - top[0]), exp2f(s[1] - top[1]));
-    const uint32_t p1 = PackBf16(exp2f(s[2] - top[0]), exp2f(s[3] - top[1]));
-    sum[0] = sum[0] * factor[0] + LowBf16(p0) + LowBf16(p1);
-    sum[1] = sum[1] * factor[1] + HighBf16(p0) + HighBf16(p1);
-    b[0] = TransposeMatrix(p0);
-    b[1] = TransposeMatrix(p1);
-    if (__any_sync(~0u, factor[0] != 1 || factor[1] != 1)) {
-#pragma unroll
-      for (int i = 0; i < Shape<kDim>::kSteps; ++i)
-        out[i][0] *= factor[0], out[i][1] *= factor[1], out[i][2] *= factor[0], out[i][3] *= factor[1];
-    }
-    // What lies in slots that are not in use may be anything, and zero times anything is not zero.
-    uint32_t keep0 = ~0u, keep1 = ~0u;
-    if (low > 0 || high < kBlockEntries) {
-      const auto pair = [&](int e) {
-        return (e >= low && e < high ? 0xffffu : 0) | (e + 1 >= low && e + 1 < high ? 0xffff0000u : 0);
-      };
-      keep0 = pair(2 * t), keep1 = pair(2 * t + 8);
-    }
-    const uint32_t values = stage + Shape<kDim>::kPlane + (lane / 8 % 2) * 256 + (lane / 16) * 128 + lane % 8 * 16;
-#pragma unroll
-    for (int i = 0; i < Shape<kDim>::kSteps; ++i) {
-      uint32_t a[4];
-      LoadMatricesTransposed(a, values + i * 512);
-      a[0] &= keep0, a[1] &= keep0, a[2] &= keep1, a[3] &= keep1;
-      Mma(out[i], a, b[0], b[1]);
-    }
-  }
-};
 
 template <int kDim, class Q>
 __device__ void LoadQuery(const Decode& p, const Task& task, uint32_t (&q)[Shape<kDim>::kSteps][2]) {
@@ -471,24 +390,40 @@ __device__ void WriteEmpty(const Decode& p, const Shared<kDim>& s) {
   }
 }
 
+// In log2, of entries g and g + 8 from the page's entry `first` on, which has `count` more.
+template <int kDim>
+__device__ __forceinline__ float2 LogWeights(const Decode& p, const PageRef& ref, int first, int count) {
+  if (!ref.log_weights) return {0, 0};
+  const int g = threadIdx.x % 32 / 4;
+  const float* betas = reinterpret_cast<const float*>(p.arena + PageView(ref).LogWeightOffset(kDim)) + first;
+  return {g < count ? betas[g] * kLog2e : 0, g + 8 < count ? betas[g + 8] * kLog2e : 0};
+}
+
 template <int kDim, class Q, class Out>
-__global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) DecodeKernel(const Decode p) {
+__global__ void __launch_bounds__(kWarps * 32, Shape<kDim>::kBlocksPerSm) DecodeKernel(const Decode p) {
   using S = Shape<kDim>;
   extern __shared__ uint8_t memory[];
   Shared<kDim>& s = *reinterpret_cast<Shared<kDim>*>(memory);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
-  GridWait();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // Tables and all pages but the last of a list were written before the kernel before this one, which is the least that has
+  // ended by now: every kernel waits for those before it, then lets the next one start.
+  if (!p.early) GridWait();
   ScanTasks(p, s);
-  WriteEmpty<kDim, Out>(p, s);
   const int total = s.prefix[p.num_tasks];
   const int per_block = (total + gridDim.x - 1) / gridDim.x;
   const int begin = min(total, per_block * static_cast<int>(blockIdx.x)), end = min(total, begin + per_block);
-  if (begin >= end) return;
+  if (begin >= end) {
+    if (p.early) GridWait();
+    WriteEmpty<kDim, Out>(p, s);
+    return;
+  }
 
-  Walk<kDim> ahead(p, s, begin, end), now(p, s, begin, end);
+  Walk<kDim> now(p, s, begin, end), ahead = now;
   int filled = 0;
+  bool waited = !p.early;
   const auto issue = [&] {
     if (!ahead.done()) {
+      if (!waited && ahead.at.page + 1 == s.pages[ahead.at.task]) GridWait(), waited = true;
       const PageRef ref = LoadRef(p, s, ahead.at.task, ahead.at.page);
       const int stage = filled++ % S::kStages;
       if (lane == 0) s.refs[warp][stage] = *reinterpret_cast<const uint64_t*>(&ref);
@@ -498,6 +433,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) DecodeKernel(const 
     CopyCommit();
   };
   for (int i = 0; i < S::kStages - 1; ++i) issue();
+  if (!waited) GridWait(), waited = true;
+  WriteEmpty<kDim, Out>(p, s);
 
   int used = 0;
   Running<kDim> r;
@@ -522,14 +459,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) DecodeKernel(const 
       start += ref.count;
       low -= warp * kBlockEntries, high -= warp * kBlockEntries;
       if (high > max(low, 0) && low < kBlockEntries) {
-        float beta0 = 0, beta1 = 0;
-        if (ref.log_weights) {
-          const PageView view(ref);
-          const float* betas =
-              reinterpret_cast<const float*>(p.arena + view.LogWeightOffset(kDim)) + warp * kBlockEntries;
-          beta0 = g < high ? betas[g] * kLog2e : 0, beta1 = g + 8 < high ? betas[g + 8] * kLog2e : 0;
-        }
-        r.Add(q, SharedAddress(s.stages[warp][stage]), low, high, p.scale_log2e, beta0, beta1);
+        const float2 betas = LogWeights<kDim>(p, ref, warp * kBlockEntries, high);
+        r.Add(q, SharedAddress(s.stages[warp][stage]), low, high, p.scale_log2e, betas.x, betas.y);
       }
       __syncwarp();
       issue();
@@ -541,28 +472,29 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) DecodeKernel(const 
 }
 
 template <int kDim, class Q, class Out>
-void LaunchDecode(const Decode& p, unsigned blocks, cudaStream_t stream) {
+void LaunchDecode(const Decode& p, const CudaContext& context) {
   constexpr int kBytes = sizeof(Shared<kDim>);
   static const bool ready = [] {
     LOUPE_CUDA(cudaFuncSetAttribute(DecodeKernel<kDim, Q, Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)ready;
-  Launch(DecodeKernel<kDim, Q, Out>, blocks, kWarps * 32, kBytes, stream, p);
+  const auto blocks = static_cast<unsigned>(std::min(Shape<kDim>::kBlocksPerSm * context.num_sms, Shape<kDim>::kMaxSegments));
+  Launch(DecodeKernel<kDim, Q, Out>, blocks, kWarps * 32, kBytes, context.stream, p);
 }
 
 template <int kDim>
-void DispatchTypes(const Decode& p, DType q, DType out, unsigned blocks, cudaStream_t stream) {
-  if (q == DType::kBF16 && out == DType::kBF16)
-    return LaunchDecode<kDim, __nv_bfloat16, __nv_bfloat16>(p, blocks, stream);
-  LOUPE_CHECK(q == DType::kF32 && out == DType::kF32) << "queries and outputs are both f32 or both bf16";
-  LaunchDecode<kDim, float, float>(p, blocks, stream);
+void DispatchTypes(const Decode& p, DType q, DType out, const CudaContext& context) {
+  if (q == DType::kF16 && out == DType::kF16)
+    return LaunchDecode<kDim, __half, __half>(p, context);
+  LOUPE_CHECK(q == DType::kF32 && out == DType::kF32) << "queries and outputs are both f32 or both fp16";
+  LaunchDecode<kDim, float, float>(p, context);
 }
 
 }  // namespace
 
 int64_t DecodePartialFloats(int num_sms, bool deterministic) {
-  const int64_t slots = deterministic ? int64_t{kMaxTasks} * kMaxPieces : int64_t{2} * kBlocksPerSm * num_sms;
+  const int64_t slots = deterministic ? int64_t{kMaxTasks} * kMaxPieces : int64_t{2} * kMaxBlocksPerSm * num_sms;
   return slots * PartialFloats<128>();
 }
 int64_t DecodeCounters() { return kMaxTasks; }
@@ -576,18 +508,18 @@ void AttendDecode(const AttendArgs& args, int64_t first, int64_t num, CudaContex
   const bool probabilities = args.page_mass.defined() || args.entry_probability.defined();
   p.row_lse = probabilities ? context.workspace->row_lse : nullptr;
   p.deterministic = context.deterministic;
+  p.early = num == args.q.rows() && num * p.groups == args.list_begin.rows() - 1 && !args.extra_pages.defined();
   const int per_row = p.groups * p.parts;
   LOUPE_CHECK_LE(per_row, kMaxTasks) << "kv heads times parts of a group";
   const int64_t rows_per_launch = kMaxTasks / per_row;
   for (int64_t row = first; row < first + num; row += rows_per_launch) {
     p.first_row = static_cast<int>(row);
     p.num_tasks = static_cast<int>(std::min(rows_per_launch, first + num - row)) * per_row;
-    const auto blocks = static_cast<unsigned>(std::min(kBlocksPerSm * context.num_sms, kMaxSegments * p.num_tasks));
     if (p.dim == 128) {
-      DispatchTypes<128>(p, args.q.dtype, args.out.dtype, blocks, context.stream);
+      DispatchTypes<128>(p, args.q.dtype, args.out.dtype, context);
     } else {
       LOUPE_CHECK_EQ(p.dim, 64);
-      DispatchTypes<64>(p, args.q.dtype, args.out.dtype, blocks, context.stream);
+      DispatchTypes<64>(p, args.q.dtype, args.out.dtype, context);
     }
   }
 }

@@ -14,7 +14,7 @@ constexpr int kThreads = 128;
 constexpr float kNone = -INFINITY;
 
 struct Plain : AttendInputs {
-  bool q_bf16, out_bf16, round_q;
+  bool q_half, out_half, round_q;
   float* row_lse;
   int first_row, num_rows;
   float *page_mass, *entry_probability;
@@ -23,7 +23,7 @@ struct Plain : AttendInputs {
 Plain MakePlain(const AttendArgs& args, int64_t first, int64_t num, const CudaContext& context) {
   Plain p = {};
   SetInputs(args, &p);
-  p.q_bf16 = args.q.dtype == DType::kBF16, p.out_bf16 = args.out.dtype == DType::kBF16;
+  p.q_half = args.q.dtype == DType::kF16, p.out_half = args.out.dtype == DType::kF16;
   p.row_lse = context.workspace->row_lse;
   p.first_row = static_cast<int>(first), p.num_rows = static_cast<int>(num);
   p.page_mass = args.page_mass.as<float>(), p.entry_probability = args.entry_probability.as<float>();
@@ -32,15 +32,15 @@ Plain MakePlain(const AttendArgs& args, int64_t first, int64_t num, const CudaCo
 
 __device__ __forceinline__ float Element(const uint8_t* plane, int bytes, int index) {
   return bytes == 4 ? reinterpret_cast<const float*>(plane)[index]
-                    : ToFloat(reinterpret_cast<const __nv_bfloat16*>(plane)[index]);
+                    : ToFloat(reinterpret_cast<const __half*>(plane)[index]);
 }
 
 // The row's queries of the group into shared memory.
 __device__ void LoadQueries(const Plain& p, int row, int group, float* q) {
   for (int i = threadIdx.x; i < p.heads * p.dim; i += kThreads) {
     const int64_t at = row * p.q_stride + int64_t{group} * p.heads * p.dim + i;
-    float x = p.q_bf16 ? ToFloat(static_cast<const __nv_bfloat16*>(p.q)[at]) : static_cast<const float*>(p.q)[at];
-    if (p.round_q) x = ToFloat(__float2bfloat16(x));
+    float x = p.q_half ? ToFloat(static_cast<const __half*>(p.q)[at]) : static_cast<const float*>(p.q)[at];
+    if (p.round_q) x = ToFloat(FromFloat<__half>(x));
     q[i] = x;
   }
 }
@@ -74,8 +74,8 @@ __device__ void StoreRow(const Plain& p, int row, int group, const float* out, c
     }
     value = max == kNone ? 0 : value / sum;
     const int64_t at = row * p.out_stride + int64_t{group} * p.heads * p.dim + j;
-    if (p.out_bf16) {
-      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16(value);
+    if (p.out_half) {
+      static_cast<__half*>(p.out)[at] = FromFloat<__half>(value);
     } else {
       static_cast<float*>(p.out)[at] = value;
     }

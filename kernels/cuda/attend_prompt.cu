@@ -195,7 +195,7 @@ struct Running {
       for (int i = 0; i < 16; ++i) m = fmaxf(m, x[i / 2 * 4 + 2 * r + i % 2]);
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-      base[r] = m == kNone ? 0 : m * scale;
+      base[r] = m == kNone ? 0 : m * scale - kHeadroom;
       factor[r] = m == kNone ? 1 : exp2f((max[r] - m) * scale);  // exactly 1 where the maximum stays
       max[r] = m;
       sum[r] *= factor[r];
@@ -218,7 +218,7 @@ __device__ __forceinline__ void PackWeights(const float (&x)[32], uint32_t (&wei
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) weights[j / 2][j % 2 * 2 + r] = PackBf16(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]);
+    for (int r = 0; r < 2; ++r) weights[j / 2][j % 2 * 2 + r] = PackHalf(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]);
   }
 }
 
@@ -244,8 +244,8 @@ __device__ void Store(const Prompt& p, const Rows& rows, int group, Running<kDim
     sum += __shfl_xor_sync(~0u, sum, 2);
     float factor = 1;
     if (p.sinks) {
-      const float sink = p.sinks[group * p.heads + rows.head[j]] * kLog2e, mine = r.max[j] * p.scale_log2e,
-                  top = fmaxf(mine, sink);
+      const float sink = p.sinks[group * p.heads + rows.head[j]] * kLog2e,
+                  mine = r.max[j] * p.scale_log2e - kHeadroom, top = fmaxf(mine, sink);
       if (top != kNone) factor = exp2f(mine - top), sum = sum * factor + exp2f(sink - top);
     }
     factor = r.max[j] == kNone ? 0 : factor / sum;
@@ -410,13 +410,13 @@ void AttendPrompt(const AttendArgs& args, int64_t num, CudaContext context) {
   Prompt p = {};
   SetInputs(args, &p);
   p.num_rows = static_cast<int>(num);
-  const bool bf16 = args.q.dtype == DType::kBF16;
-  LOUPE_CHECK(bf16 == (args.out.dtype == DType::kBF16)) << "queries and outputs are both f32 or both bf16";
+  const bool half = args.q.dtype == DType::kF16;
+  LOUPE_CHECK(half == (args.out.dtype == DType::kF16)) << "queries and outputs are both f32 or both fp16";
   if (args.q.shape[2] == 128) {
-    return bf16 ? LaunchPrompt<128, __nv_bfloat16, __nv_bfloat16>(p, context.stream)
+    return half ? LaunchPrompt<128, __half, __half>(p, context.stream)
                 : LaunchPrompt<128, float, float>(p, context.stream);
   }
-  bf16 ? LaunchPrompt<64, __nv_bfloat16, __nv_bfloat16>(p, context.stream)
+  half ? LaunchPrompt<64, __half, __half>(p, context.stream)
        : LaunchPrompt<64, float, float>(p, context.stream);
 }
 

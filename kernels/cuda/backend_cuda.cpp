@@ -29,6 +29,8 @@ constexpr int64_t kLtWorkspaceBytes = int64_t{64} << 20;
 constexpr int64_t kActivationBytes = int64_t{64} << 20;
 constexpr int64_t kMaxCopies = int64_t{1} << 16;
 constexpr int64_t kRowLseFloats = int64_t{1} << 18;
+constexpr int64_t kScratchBytes = int64_t{64} << 20;
+constexpr int64_t kStagingBytes = int64_t{16} << 20;
 
 class CudaBuffer : public DeviceBuffer {
  public:
@@ -75,6 +77,7 @@ class BackendCuda : public Backend {
   BackendCuda(int device, const cudaDeviceProp& properties, const BackendOptions& options)
       : device_(device), properties_(properties), options_(options) {}
   ~BackendCuda() override {
+    if (workspace_.copies_taken) cudaEventDestroy(workspace_.copies_taken);
     if (context_.stream) cudaStreamDestroy(context_.stream);
   }
 
@@ -85,39 +88,45 @@ class BackendCuda : public Backend {
   // All work of a process is in one order.
   std::unique_ptr<Stream> NewStream() override { return std::make_unique<CudaStream>(context_.stream); }
   void Copy(void* to, const void* from, int64_t bytes, Stream&) override {
-    LOUPE_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, context_.stream));
+    LOUPE_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, Here().stream));
   }
 
   absl::StatusOr<std::unique_ptr<Weight>> PackWeight(std::span<const HostMatrix> parts) override {
-    return PackWeightCuda(parts, *this, context_);
+    return PackWeightCuda(parts, *this, Here());
   }
   std::unique_ptr<OpGraph> Record(const std::function<void()>& ops, Stream& stream) override;
   void Prepare(const MatMulArgs& args, Stream&) override {
     lt_->set_timing(true);
-    MatMulCuda(args, context_);
+    MatMulCuda(args, Here());
     lt_->set_timing(false);
   }
   void ReadMemory(const DeviceBuffer& buffer, int64_t bytes, Stream&) override {
-    ReadMemoryCuda(buffer.data(), bytes, context_);
+    ReadMemoryCuda(buffer.data(), bytes, Here());
   }
-  void Embed(const EmbedArgs& args, Stream&) override { EmbedCuda(args, context_); }
-  void RmsNorm(const RmsNormArgs& args, Stream&) override { RmsNormCuda(args, context_); }
-  void MatMul(const MatMulArgs& args, Stream&) override { MatMulCuda(args, context_); }
-  void SiluMul(const SiluMulArgs& args, Stream&) override { SiluMulCuda(args, context_); }
-  void Rope(const RopeArgs& args, Stream&) override { RopeCuda(args, context_); }
-  void AdvanceLists(const AdvanceListsArgs& args, Stream&) override { AdvanceListsCuda(args, context_); }
-  void AppendKv(const AppendKvArgs& args, Stream&) override { AppendKvCuda(args, context_); }
-  void Attend(const AttendArgs& args, Stream&) override { AttendCuda(args, context_); }
-  void CopyEntries(const CopyEntriesArgs& args, Stream&) override { CopyEntriesCuda(args, context_); }
-  void MergeEntries(const MergeEntriesArgs& args, Stream&) override { MergeEntriesCuda(args, context_); }
-  void SumAttention(const SumAttentionArgs& args, Stream&) override { SumAttentionCuda(args, context_); }
-  void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCuda(args, context_); }
-  void GatherRows(const GatherRowsArgs& args, Stream&) override { GatherRowsCuda(args, context_); }
-  void Surprisal(const SurprisalArgs& args, Stream&) override { SurprisalCuda(args, context_); }
-  void Sample(const SampleArgs& args, Stream&) override { SampleCuda(args, context_); }
+  void Embed(const EmbedArgs& args, Stream&) override { EmbedCuda(args, Here()); }
+  void RmsNorm(const RmsNormArgs& args, Stream&) override { RmsNormCuda(args, Here()); }
+  void MatMul(const MatMulArgs& args, Stream&) override { MatMulCuda(args, Here()); }
+  void SiluMul(const SiluMulArgs& args, Stream&) override { SiluMulCuda(args, Here()); }
+  void Rope(const RopeArgs& args, Stream&) override { RopeCuda(args, Here()); }
+  void AdvanceLists(const AdvanceListsArgs& args, Stream&) override { AdvanceListsCuda(args, Here()); }
+  void AppendKv(const AppendKvArgs& args, Stream&) override { AppendKvCuda(args, Here()); }
+  void Attend(const AttendArgs& args, Stream&) override { AttendCuda(args, Here()); }
+  void CopyEntries(const CopyEntriesArgs& args, Stream&) override { CopyEntriesCuda(args, Here()); }
+  void MergeEntries(const MergeEntriesArgs& args, Stream&) override { MergeEntriesCuda(args, Here()); }
+  void SumAttention(const SumAttentionArgs& args, Stream&) override { SumAttentionCuda(args, Here()); }
+  void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCuda(args, Here()); }
+  void GatherRows(const GatherRowsArgs& args, Stream&) override { GatherRowsCuda(args, Here()); }
+  void Surprisal(const SurprisalArgs& args, Stream&) override { SurprisalCuda(args, Here()); }
+  void Sample(const SampleArgs& args, Stream&) override { SampleCuda(args, Here()); }
 
  private:
   absl::Status Take(int64_t bytes, bool host, void** to);
+  // The device is CUDA's for each thread apart, and the loader and the step thread are two.
+  const CudaContext& Here() const {
+    static thread_local int current = -1;
+    if (std::exchange(current, device_) != device_) LOUPE_CUDA(cudaSetDevice(device_));
+    return context_;
+  }
 
   const int device_;
   const cudaDeviceProp properties_;
@@ -141,6 +150,9 @@ absl::Status BackendCuda::Start() {
   if (const cudaError_t e = cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking); e != cudaSuccess) {
     return DeviceFault("making a stream", e);
   }
+  if (const cudaError_t e = cudaEventCreateWithFlags(&workspace_.copies_taken, cudaEventDisableTiming); e != cudaSuccess) {
+    return DeviceFault("making an event", e);
+  }
   context_.num_sms = properties_.multiProcessorCount;
   context_.arch = 10 * properties_.major + properties_.minor;
   context_.exact = options_.exact;
@@ -151,6 +163,8 @@ absl::Status BackendCuda::Start() {
   workspace_.row_lse_floats = kRowLseFloats;
   workspace_.activation_bytes = kActivationBytes;
   workspace_.num_copies = kMaxCopies;
+  workspace_.scratch_bytes = kScratchBytes;
+  workspace_.staging_bytes = kStagingBytes;
   void* lt_workspace = nullptr;
   const struct {
     int64_t bytes;
@@ -161,10 +175,12 @@ absl::Status BackendCuda::Start() {
       {workspace_.num_counters * 4, false, reinterpret_cast<void**>(&workspace_.counters)},
       {workspace_.row_lse_floats * 4, false, reinterpret_cast<void**>(&workspace_.row_lse)},
       {workspace_.activation_bytes, false, &workspace_.activations},
-      {workspace_.num_copies * int64_t{sizeof(EntryCopy)}, false, reinterpret_cast<void**>(&workspace_.copies)},
-      {workspace_.num_copies * int64_t{sizeof(EntryCopy)}, true, reinterpret_cast<void**>(&workspace_.copies_host)},
+      {workspace_.num_copies * int64_t{sizeof(SlotCopy)}, false, reinterpret_cast<void**>(&workspace_.copies)},
+      {workspace_.num_copies * int64_t{sizeof(SlotCopy)}, true, reinterpret_cast<void**>(&workspace_.copies_host)},
       {(workspace_.num_copies + 1) * 4, false, reinterpret_cast<void**>(&workspace_.run_begin)},
       {(workspace_.num_copies + 1) * 4, true, reinterpret_cast<void**>(&workspace_.run_begin_host)},
+      {workspace_.scratch_bytes, false, reinterpret_cast<void**>(&workspace_.scratch)},
+      {workspace_.staging_bytes, true, reinterpret_cast<void**>(&workspace_.staging)},
       {kLtWorkspaceBytes, false, &lt_workspace}};
   for (const auto& part : parts) {
     if (absl::Status s = Take(part.bytes, part.host, part.to); !s.ok()) return s;
@@ -178,6 +194,7 @@ absl::Status BackendCuda::Start() {
 
 BackendInfo BackendCuda::Info() const {
   size_t available = 0, total = 0;
+  Here();
   LOUPE_CUDA(cudaMemGetInfo(&available, &total));
   BackendInfo info;
   info.name = "cuda";
@@ -185,7 +202,7 @@ BackendInfo BackendCuda::Info() const {
                              properties_.multiProcessorCount, " SMs", options_.exact ? ", exact" : "",
                              options_.deterministic ? ", deterministic" : "");
   info.host_memory = false;
-  info.activations = options_.exact ? DType::kF32 : DType::kBF16;
+  info.activations = options_.exact ? DType::kF32 : DType::kF16;
   if (options_.exact) info.dense_format = {Codec::kF32, Codec::kF32};
   info.memory_bytes = static_cast<int64_t>(total);
   info.memory_available_bytes = static_cast<int64_t>(available);
@@ -194,6 +211,7 @@ BackendInfo BackendCuda::Info() const {
 
 std::unique_ptr<OpGraph> BackendCuda::Record(const std::function<void()>& ops, Stream&) {
   size_t before = 0, after = 0, total = 0;
+  Here();
   LOUPE_CUDA(cudaMemGetInfo(&before, &total));
   LOUPE_CUDA(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal));
   ops();
@@ -213,6 +231,7 @@ std::unique_ptr<OpGraph> BackendCuda::Record(const std::function<void()>& ops, S
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> BackendCuda::Allocate(int64_t bytes) {
   void* data = nullptr;
+  Here();
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
@@ -229,6 +248,7 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> BackendCuda::Allocate(int64_t byte
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> BackendCuda::AllocateHost(int64_t bytes) {
   void* data = nullptr;
+  Here();
   const cudaError_t error =
       cudaHostAlloc(&data, static_cast<size_t>(std::max<int64_t>(bytes, 1)), cudaHostAllocDefault);
   if (error == cudaErrorMemoryAllocation) {

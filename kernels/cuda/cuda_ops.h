@@ -1,5 +1,5 @@
 // The CUDA backend's ops as free functions, one file each. BackendCuda (backend_cuda.cpp) only forwards to them. All
-// are asynchronous on the context's stream; none allocates. Shapes: kernels/ops.h. Tensors called f32 there may be bf16
+// are asynchronous on the context's stream; none allocates. Shapes: kernels/ops.h. Tensors called f32 there may be fp16
 // here (q, x, out, gate_up, k, v), and are in the engine; the residual stream stays f32.
 #pragma once
 
@@ -14,6 +14,12 @@
 
 namespace loupe::cuda {
 
+// Neighbours of one page that become neighbours of another, or one entry.
+struct SlotCopy {
+  PageRef from, to;  // `count` is the first slot
+  int32_t entries = 1;
+};
+
 // Device memory that ops share; taken at start.
 struct Workspace {
   float* partials = nullptr;  // attention: triples of split lists
@@ -22,13 +28,18 @@ struct Workspace {
   int64_t num_counters = 0;
   float* row_lse = nullptr;  // attention: log2 of the denominator, [rows, H], for the probabilities
   int64_t row_lse_floats = 0;
-  void* activations = nullptr;  // bf16 copies of f32 inputs of a product
+  void* activations = nullptr;  // fp16 copies of f32 inputs of a product
   int64_t activation_bytes = 0;
-  EntryCopy* copies = nullptr;       // device side of CopyEntries
-  EntryCopy* copies_host = nullptr;  // pinned
+  SlotCopy* copies = nullptr;       // device side of CopyEntries
+  SlotCopy* copies_host = nullptr;  // pinned
   int32_t* run_begin = nullptr;       // its runs, [num_copies + 1]
   int32_t* run_begin_host = nullptr;  // pinned
   int64_t num_copies = 0;
+  cudaEvent_t copies_taken = nullptr;  // from the pinned side
+  char* scratch = nullptr;  // of calls that are no part of a recorded step, for their length
+  int64_t scratch_bytes = 0;
+  float* staging = nullptr;  // pinned
+  int64_t staging_bytes = 0;
 };
 
 class LtMatMul;
@@ -43,7 +54,7 @@ struct CudaContext {
   LtMatMul* lt = nullptr;
 };
 
-// A matrix in device memory, row-major: bf16, or f32 in exact mode. `stride` elements a row, a multiple of 8.
+// A matrix in device memory, row-major: fp16, or f32 in exact mode. `stride` elements a row, a multiple of 8.
 class WeightCuda : public Weight {
  public:
   WeightCuda(std::unique_ptr<DeviceBuffer> buffer, int64_t rows, int64_t cols, int64_t stride, DType dtype)
@@ -87,9 +98,9 @@ void AttendPrompt(const AttendArgs& args, int64_t num, CudaContext context);  //
 void AttendPlain(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);  // anything, f32 arithmetic
 void AttendProbabilities(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);
 bool AttendPromptIsBuilt(int arch, int heads);
-void MatMulSkinny(const MatMulArgs& args, const Tensor& x, CudaContext context);  // up to kSkinnyRows rows, bf16
+void MatMulSkinny(const MatMulArgs& args, const Tensor& x, CudaContext context);  // up to kSkinnyRows rows, fp16
 void MatMulPlain(const MatMulArgs& args, CudaContext context);                    // any types, f32 arithmetic
-void ConvertToBf16(const Tensor& x, void* out, int64_t out_stride, CudaContext context);
+void ConvertToHalf(const Tensor& x, void* out, int64_t out_stride, CudaContext context);
 
 inline constexpr int kSkinnyRows = 8;
 bool SkinnyTakesNorm(const MatMulArgs& args);

@@ -2,7 +2,7 @@
 // lane % 4), as in the PTX manual's figures of mma.m16n8k16.
 #pragma once
 
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -10,6 +10,9 @@
 namespace loupe::cuda {
 
 inline constexpr float kLog2e = 1.44269504088896341f;
+inline constexpr float kLargestHalf = 65504;
+// Exponentials are kept up to 2^kHeadroom times one, since fp16 ends at 2^-24: so 2^-32 of the largest still counts.
+inline constexpr float kHeadroom = 8;
 
 // Waits until all kernels before this one have finished and their writes are visible.
 __device__ __forceinline__ void GridWait() {
@@ -30,7 +33,7 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
 
 __device__ __forceinline__ void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -72,28 +75,32 @@ __device__ __forceinline__ uint4 LoadOnce(const void* p) {
   return v;
 }
 
-__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+__device__ __forceinline__ uint32_t PackHalf(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
-__device__ __forceinline__ float LowBf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float HighBf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float LowHalf(uint32_t pair) { return __low2float(*reinterpret_cast<const __half2*>(&pair)); }
+__device__ __forceinline__ float HighHalf(uint32_t pair) { return __high2float(*reinterpret_cast<const __half2*>(&pair)); }
 
 __device__ __forceinline__ float ToFloat(float x) { return x; }
-__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
 template <class T>
 __device__ __forceinline__ T FromFloat(float x);
 template <>
 __device__ __forceinline__ float FromFloat<float>(float x) {
   return x;
 }
+// Never infinite: what lies beyond fp16 becomes its largest number.
 template <>
-__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
-  return __float2bfloat16(x);
+__device__ __forceinline__ __half FromFloat<__half>(float x) {
+  return __float2half_rn(x > kLargestHalf ? kLargestHalf : x < -kLargestHalf ? -kLargestHalf : x);
 }
+// What a library has written and may have made infinite.
+__device__ __forceinline__ float ToFinite(float x) { return x; }
+__device__ __forceinline__ float ToFinite(__half x) { return ToFloat(FromFloat<__half>(ToFloat(x))); }
 
-// Two neighbours as a bf16 pair.
-__device__ __forceinline__ uint32_t LoadPair(const float* p) { return PackBf16(p[0], p[1]); }
-__device__ __forceinline__ uint32_t LoadPair(const __nv_bfloat16* p) { return *reinterpret_cast<const uint32_t*>(p); }
+// Two neighbours as an fp16 pair.
+__device__ __forceinline__ uint32_t LoadPair(const float* p) { return PackHalf(p[0], p[1]); }
+__device__ __forceinline__ uint32_t LoadPair(const __half* p) { return *reinterpret_cast<const uint32_t*>(p); }
 
 }  // namespace loupe::cuda

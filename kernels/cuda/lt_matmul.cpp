@@ -14,7 +14,7 @@ namespace loupe::cuda {
 namespace {
 
 // The part of cuBLASLt 13's binary interface that is used here (names and values: its public header cublasLt.h).
-constexpr int kComputeF32 = 68, kTypeF32 = 0, kTypeBf16 = 14;
+constexpr int kComputeF32 = 68, kTypeF32 = 0, kTypeHalf = 2;
 constexpr int kDescTransposeA = 3, kPreferenceWorkspace = 1, kPreferenceReductions = 3;
 constexpr int kTranspose = 1;
 constexpr const char* kLibrary = "libcublasLt.so.13";
@@ -63,12 +63,12 @@ struct LtMatMul::Plan {
     LOUPE_CHECK_EQ(api.desc_create(&desc, kComputeF32, kTypeF32), 0);
     const int transpose = kTranspose;
     LOUPE_CHECK_EQ(api.desc_set(desc, kDescTransposeA, &transpose, sizeof transpose), 0);
-    const int out_type = p.out_bf16 ? kTypeBf16 : kTypeF32;
+    const int out_type = p.out_half ? kTypeHalf : kTypeF32;
     const auto layout = [&](void** to, int type, int64_t rows, int64_t cols, int64_t stride) {
       LOUPE_CHECK_EQ(api.layout_create(to, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), stride), 0);
     };
-    layout(&weight, kTypeBf16, p.cols, p.rows, p.weight_stride);
-    layout(&x, kTypeBf16, p.cols, p.tokens, p.x_stride);
+    layout(&weight, kTypeHalf, p.cols, p.rows, p.weight_stride);
+    layout(&x, kTypeHalf, p.cols, p.tokens, p.x_stride);
     layout(&add, out_type, p.rows, p.tokens, p.add ? p.add_stride : p.out_stride);
     layout(&out, out_type, p.rows, p.tokens, p.out_stride);
   }
@@ -174,7 +174,7 @@ LtMatMul::Algorithm LtMatMul::Choose(const LtProduct& p, bool deterministic, cud
 }
 
 void LtMatMul::Run(const LtProduct& p, bool deterministic, cudaStream_t stream) {
-  const Key key(deterministic ? kDeterministicTokens : Bucket(p.tokens), p.rows, p.cols, p.out_bf16, deterministic);
+  const Key key(deterministic ? kDeterministicTokens : Bucket(p.tokens), p.rows, p.cols, p.out_half, deterministic);
   auto found = chosen_.find(key);
   if (found == chosen_.end()) found = chosen_.emplace(key, Choose(p, deterministic, stream)).first;
   const int code = Call(p, found->second, stream);

@@ -1,4 +1,4 @@
-// cuBLASLt for products of many rows: bf16 in, f32 sums, f32 or bf16 out. The library is looked up when the first GPU
+// cuBLASLt for products of many rows: fp16 in, f32 sums, f32 or fp16 out. The library is looked up when the first GPU
 // backend is made (libcublasLt.so.13), so that building needs none of its half gigabyte and a machine without a GPU
 // never loads it. The choice among its algorithms is timed once per (rows of x, weight shape) and kept. Step thread
 // only.
@@ -28,7 +28,7 @@ struct LtProduct {
   int64_t add_stride = 0;
   void* out = nullptr;
   int64_t out_stride = 0;
-  bool out_bf16 = false;
+  bool out_half = false;
 };
 
 class LtMatMul {
@@ -46,7 +46,7 @@ class LtMatMul {
   };
   struct Plan;
   using Key =
-      std::tuple<int64_t, int64_t, int64_t, bool, bool>;  // bucket of tokens, rows, cols, out_bf16, deterministic
+      std::tuple<int64_t, int64_t, int64_t, bool, bool>;  // bucket of tokens, rows, cols, out_half, deterministic
 
   LtMatMul() = default;
   Algorithm Choose(const LtProduct& product, bool deterministic, cudaStream_t stream);

@@ -10,7 +10,7 @@ namespace loupe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kAlignElements = 8;  // 16 bytes of bf16
+constexpr int64_t kAlignElements = 8;  // 16 bytes of fp16
 
 template <class T>
 __global__ void AddBiasKernel(T* x, int64_t stride, const float* bias, int cols) {
@@ -22,7 +22,7 @@ __global__ void AddBiasKernel(T* x, int64_t stride, const float* bias, int cols)
 }
 
 bool Aligned(const Tensor& x) {
-  return x.dtype == DType::kBF16 && x.row_stride % kAlignElements == 0 &&
+  return x.dtype == DType::kF16 && x.row_stride % kAlignElements == 0 &&
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.row_elements() % kAlignElements == 0;
 }
 
@@ -33,7 +33,7 @@ void MatMulMany(const MatMulArgs& args, const Tensor& x, CudaContext context) {
   p.cols = x.shape[1];
   p.x = x.data, p.x_stride = x.row_stride, p.tokens = x.rows();
   if (args.add.defined()) p.add = args.add.data, p.add_stride = args.add.row_stride;
-  p.out = args.out.data, p.out_stride = args.out.row_stride, p.out_bf16 = args.out.dtype == DType::kBF16;
+  p.out = args.out.data, p.out_stride = args.out.row_stride, p.out_half = args.out.dtype == DType::kF16;
   context.lt->Run(p, context.deterministic, context.stream);
   if (!args.bias.defined()) return;
   const auto launch = [&](auto type) {
@@ -42,7 +42,7 @@ void MatMulMany(const MatMulArgs& args, const Tensor& x, CudaContext context) {
            context.stream, args.out.as<T>(), args.out.row_stride, args.bias.as<float>(),
            static_cast<int>(weight.rows()));
   };
-  p.out_bf16 ? launch(__nv_bfloat16{}) : launch(float{});
+  p.out_half ? launch(__half{}) : launch(float{});
 }
 
 bool Few(const MatMulArgs& args, CudaContext context) {
@@ -72,7 +72,7 @@ void Multiply(const MatMulArgs& args, CudaContext context) {
   if (Aligned(args.x)) return multiply(args, args.x);
 
   // An input that cannot be read 16 bytes at a time is copied, in pieces that fit.
-  LOUPE_CHECK(args.x.dtype == DType::kF32) << "bf16 input rows must be 16-byte aligned";
+  LOUPE_CHECK(args.x.dtype == DType::kF32) << "fp16 input rows must be 16-byte aligned";
   const int64_t stride = (weight.cols() + kAlignElements - 1) / kAlignElements * kAlignElements;
   const int64_t piece = context.workspace->activation_bytes / (2 * stride);
   LOUPE_CHECK(piece > 0) << weight.cols() << " columns";
@@ -89,8 +89,8 @@ void Multiply(const MatMulArgs& args, CudaContext context) {
     };
     part.out = rows_of(args.out);
     if (args.add.defined()) part.add = rows_of(args.add);
-    ConvertToBf16(part.x, context.workspace->activations, stride, context);
-    Tensor x = MakeTensor(context.workspace->activations, DType::kBF16, rows, stride);
+    ConvertToHalf(part.x, context.workspace->activations, stride, context);
+    Tensor x = MakeTensor(context.workspace->activations, DType::kF16, rows, stride);
     x.rank = 2;
     multiply(part, x);
   }

@@ -1,4 +1,4 @@
-// out = x W^T in f32 arithmetic over f32 or bf16 weights: exact mode, and the slow version that stays. A block computes
+// out = x W^T in f32 arithmetic over f32 or fp16 weights: exact mode, and the slow version that stays. A block computes
 // a tile of 32 rows of x by 32 outputs; 16 multiply-adds a pair of shared-memory reads, far from any limit of the
 // machine.
 #include "kernels/cuda/cuda_ops.h"
@@ -18,11 +18,11 @@ struct Plain {
   int64_t add_stride;
   void* out;
   int64_t out_stride;
-  bool weight_bf16, x_bf16, out_bf16;
+  bool weight_half, x_half, out_half;
 };
 
-__device__ __forceinline__ float At(const void* p, bool bf16, int64_t i) {
-  return bf16 ? ToFloat(static_cast<const __nv_bfloat16*>(p)[i]) : static_cast<const float*>(p)[i];
+__device__ __forceinline__ float At(const void* p, bool half, int64_t i) {
+  return half ? ToFloat(static_cast<const __half*>(p)[i]) : static_cast<const float*>(p)[i];
 }
 
 __global__ void PlainKernel(const Plain p) {
@@ -38,8 +38,8 @@ __global__ void PlainKernel(const Plain p) {
       const int line = i / kDepth, k = i % kDepth;
       const bool in = k0 + k < p.cols;
       w[k][line] =
-          in && row0 + line < p.rows ? At(p.weight, p.weight_bf16, (row0 + line) * p.weight_stride + k0 + k) : 0;
-      x[k][line] = in && token0 + line < p.tokens ? At(p.x, p.x_bf16, (token0 + line) * p.x_stride + k0 + k) : 0;
+          in && row0 + line < p.rows ? At(p.weight, p.weight_half, (row0 + line) * p.weight_stride + k0 + k) : 0;
+      x[k][line] = in && token0 + line < p.tokens ? At(p.x, p.x_half, (token0 + line) * p.x_stride + k0 + k) : 0;
     }
     __syncthreads();
 #pragma unroll 8
@@ -54,8 +54,8 @@ __global__ void PlainKernel(const Plain p) {
     float value = sum[j];
     if (p.bias) value += p.bias[row];
     if (p.add) value += p.add[token * p.add_stride + row];
-    if (p.out_bf16) {
-      static_cast<__nv_bfloat16*>(p.out)[token * p.out_stride + row] = __float2bfloat16(value);
+    if (p.out_half) {
+      static_cast<__half*>(p.out)[token * p.out_stride + row] = FromFloat<__half>(value);
     } else {
       static_cast<float*>(p.out)[token * p.out_stride + row] = value;
     }
@@ -67,13 +67,13 @@ __global__ void PlainKernel(const Plain p) {
 void MatMulPlain(const MatMulArgs& args, CudaContext context) {
   const auto& weight = static_cast<const WeightCuda&>(*args.weight);
   Plain p = {};
-  p.weight = weight.data(), p.weight_stride = weight.stride(), p.weight_bf16 = weight.dtype() == DType::kBF16;
-  p.x = args.x.data, p.x_stride = args.x.row_stride, p.x_bf16 = args.x.dtype == DType::kBF16;
+  p.weight = weight.data(), p.weight_stride = weight.stride(), p.weight_half = weight.dtype() == DType::kF16;
+  p.x = args.x.data, p.x_stride = args.x.row_stride, p.x_half = args.x.dtype == DType::kF16;
   p.rows = static_cast<int>(weight.rows()), p.cols = static_cast<int>(weight.cols()),
   p.tokens = static_cast<int>(args.x.rows());
   p.bias = args.bias.defined() ? args.bias.as<float>() : nullptr;
   p.add = args.add.defined() ? args.add.as<float>() : nullptr, p.add_stride = args.add.row_stride;
-  p.out = args.out.data, p.out_stride = args.out.row_stride, p.out_bf16 = args.out.dtype == DType::kBF16;
+  p.out = args.out.data, p.out_stride = args.out.row_stride, p.out_half = args.out.dtype == DType::kF16;
   Launch(PlainKernel, dim3(Blocks(p.rows, kTile), Blocks(p.tokens, kTile)), kThreads, 0, context.stream, p);
 }
 

@@ -1,13 +1,15 @@
 // out = x W^T for up to eight rows of x: one pass over the weights at the speed of memory.
 //
 // Weights are the A operand of m16n8k16 (16 outputs a tile), the rows of x its eight columns. A block's eight warps
-// share the reduced dimension of a tile and add up in a fixed order, so a row's bits depend on nothing else. Each warp
+// share the reduced dimension of a tile and add up in a fixed order, so a row's bits depend on nothing else; a warp whose
+// share of x fits its registers reads it once, otherwise x comes from the cache again with every tile, a chunk ahead. Each warp
 // copies its own columns ahead of its arithmetic, across the borders of tiles, and starts before the kernel before has
 // ended, since weights do not depend on it. A product's k index is permuted alike on both sides, so that 16 bytes of a
 // lane are neighbours in a row of either operand.
 //
 // Bytes: rows * cols * 2 of weights once; flops 2 * 8 * rows * cols at most: memory is the limit.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -23,12 +25,13 @@ constexpr int kCols = 128;  // columns of a stage
 constexpr int kStep = 32;   // columns of two products
 constexpr int kStageBytes = kTile * kCols * 2;
 constexpr int kManyStages = 6, kFewStages = 2;  // by how much shared memory a block may have
+constexpr int kKept = 4;  // chunks of a warp whose columns of x stay in registers, if it has no more
 
 struct Skinny {
-  const __nv_bfloat16* weight;
+  const __half* weight;
   int64_t weight_stride;
   int rows, cols, tokens;
-  const __nv_bfloat16* x;
+  const __half* x;
   int64_t x_stride;
   const float* bias;
   const float* add;
@@ -55,7 +58,7 @@ template <int kStages>
 struct Shared {
   alignas(128) uint8_t stages[kWarps][kStages][kStageBytes];
   float sums[kWarps][kTile][8];
-  alignas(16) uint8_t x[kNormBytes];  // normalised rows, bf16
+  alignas(16) uint8_t x[kNormBytes];  // normalised rows, fp16
 };
 
 // Bytes of a normalised row in shared memory: whole chunks, and 16 more so that rows use different banks.
@@ -119,10 +122,10 @@ __device__ void Normalise(const Skinny& p, float (&partial)[kTile][8], uint8_t* 
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += partial[w][token];
     const float scale = 1 / sqrtf(sum / static_cast<float>(p.cols) + p.norm_eps);
-    auto* row = reinterpret_cast<__nv_bfloat16*>(to) + token * padded;
+    auto* row = reinterpret_cast<__half*>(to) + token * padded;
 #pragma unroll 8
     for (int i = static_cast<int>(threadIdx.x); i < padded; i += kWarps * 32) {
-      row[i] = __float2bfloat16(i < p.cols ? x[i] * scale * p.norm_weight[i] : 0.0f);
+      row[i] = FromFloat<__half>(i < p.cols ? x[i] * scale * p.norm_weight[i] : 0.0f);
     }
   }
   __syncthreads();
@@ -166,7 +169,7 @@ __device__ __forceinline__ void StoreTile(const Skinny& p, const float (&sums)[k
   static_cast<Out*>(p.out)[token * p.out_stride + row] = FromFloat<Out>(value);
 }
 
-template <int kStages, class Out>
+template <int kStages, bool kKeeps, class Out>
 __global__ void __launch_bounds__(kWarps * 32, 1) SkinnyKernel(const Skinny p) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared<kStages>& s = *reinterpret_cast<Shared<kStages>*>(memory);
@@ -185,16 +188,34 @@ __global__ void __launch_bounds__(kWarps * 32, 1) SkinnyKernel(const Skinny p) {
   for (int i = 0; i < kStages - 1; ++i) issue();
   GridWait();
   if (p.norm_x) Normalise(p, s.sums[0], s.x);
+  uint4 kept[kKeeps ? kKept : 1][kCols / kStep];  // all that the warp needs, or what it needs next
+#pragma unroll
+  for (int i = 0; i < (kKeeps ? kKept : 1); ++i) {
+    if (begin + i < end) LoadColumns(p, s.x, begin + i, kept[i]);
+  }
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float sum[4] = {0, 0, 0, 0};
-    for (int chunk = begin; chunk < end; ++chunk) {
-      uint4 x[kCols / kStep];
-      LoadColumns(p, s.x, chunk, x);
+    const auto multiply = [&](const uint4 (&x)[kCols / kStep]) {
       CopyWait<kStages - 2>();
       __syncwarp();
       Multiply(SharedAddress(s.stages[warp][used++ % kStages]), x, sum);
       __syncwarp();
       issue();
+    };
+    if constexpr (kKeeps) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        if (begin + i < end) multiply(kept[i]);
+      }
+    } else {
+#pragma unroll 2
+      for (int chunk = begin; chunk < end; ++chunk) {
+        uint4 x[kCols / kStep];
+#pragma unroll
+        for (int i = 0; i < kCols / kStep; ++i) x[i] = kept[0][i];
+        LoadColumns(p, s.x, chunk + 1 < end ? chunk + 1 : begin, kept[0]);
+        multiply(x);
+      }
     }
     if (tile + static_cast<int>(gridDim.x) >= tiles) GridLaunch();  // all weights have been read
     float* to = &s.sums[warp][g][2 * t];
@@ -205,22 +226,25 @@ __global__ void __launch_bounds__(kWarps * 32, 1) SkinnyKernel(const Skinny p) {
   }
 }
 
-template <int kStages, class Out>
+template <int kStages, bool kKeeps, class Out>
 void LaunchSkinny(const Skinny& p, const CudaContext& context) {
   constexpr int kBytes = sizeof(Shared<kStages>);
   static const bool ready = [] {
-    LOUPE_CUDA(cudaFuncSetAttribute(SkinnyKernel<kStages, Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    LOUPE_CUDA(cudaFuncSetAttribute(SkinnyKernel<kStages, kKeeps, Out>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)ready;
   const auto blocks = static_cast<unsigned>(std::min((p.rows + kTile - 1) / kTile, context.num_sms));
-  Launch(SkinnyKernel<kStages, Out>, blocks, kWarps * 32, kBytes, context.stream, p);
+  Launch(SkinnyKernel<kStages, kKeeps, Out>, blocks, kWarps * 32, kBytes, context.stream, p);
 }
 
 template <class Out>
 void LaunchByMemory(const Skinny& p, const CudaContext& context) {
-  context.arch == 90 || context.arch >= 100 ? LaunchSkinny<kManyStages, Out>(p, context)
-                                            : LaunchSkinny<kFewStages, Out>(p, context);
+  const bool much_memory = context.arch == 90 || context.arch >= 100;
+  const auto launch = [&](auto keeps) {
+    much_memory ? LaunchSkinny<kManyStages, keeps(), Out>(p, context) : LaunchSkinny<kFewStages, keeps(), Out>(p, context);
+  };
+  p.weight_stride <= kWarps * kKept * kCols ? launch(std::true_type{}) : launch(std::false_type{});
 }
 
 }  // namespace
@@ -234,11 +258,11 @@ bool SkinnyTakesNorm(const MatMulArgs& args) {
 void MatMulSkinny(const MatMulArgs& args, const Tensor& x, CudaContext context) {
   const auto& weight = static_cast<const WeightCuda&>(*args.weight);
   Skinny p = {};
-  p.weight = static_cast<const __nv_bfloat16*>(weight.data()), p.weight_stride = weight.stride();
+  p.weight = static_cast<const __half*>(weight.data()), p.weight_stride = weight.stride();
   p.rows = static_cast<int>(weight.rows()), p.cols = static_cast<int>(weight.cols());
   for (int64_t first = 0; first < x.rows(); first += kSkinnyRows) {
     p.tokens = static_cast<int>(std::min<int64_t>(kSkinnyRows, x.rows() - first));
-    p.x = x.row<__nv_bfloat16>(first), p.x_stride = x.row_stride;
+    p.x = x.row<__half>(first), p.x_stride = x.row_stride;
     p.bias = args.bias.defined() ? args.bias.as<float>() : nullptr;
     p.add = args.add.defined() ? args.add.row<float>(first) : nullptr, p.add_stride = args.add.row_stride;
     if (args.norm.x.defined()) {
@@ -248,9 +272,9 @@ void MatMulSkinny(const MatMulArgs& args, const Tensor& x, CudaContext context) 
     p.gated = args.gated.defined();
     const Tensor& out = p.gated ? args.gated : args.out;
     p.out_stride = out.row_stride;
-    if (out.dtype == DType::kBF16) {
-      p.out = out.row<__nv_bfloat16>(first);
-      LaunchByMemory<__nv_bfloat16>(p, context);
+    if (out.dtype == DType::kF16) {
+      p.out = out.row<__half>(first);
+      LaunchByMemory<__half>(p, context);
     } else {
       p.out = out.row<float>(first);
       LaunchByMemory<float>(p, context);

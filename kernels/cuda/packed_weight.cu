@@ -1,4 +1,4 @@
-// Matrices of a model file to device memory: the file's bytes go over as they are and are expanded there, to bf16 or,
+// Matrices of a model file to device memory: the file's bytes go over as they are and are expanded there, to fp16 or,
 // in exact mode, to f32. Done once, at load.
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.cuh"
@@ -63,11 +63,15 @@ __device__ float ElementOf(WeightType type, const uint8_t* data, int64_t i) {
   return 0;
 }
 
+// `largest`: of the magnitudes that fp16 cannot hold.
 template <class Out>
 __global__ void ExpandKernel(WeightType type, const uint8_t* data, int64_t first, int64_t num, int64_t cols,
-                             int64_t stride, Out* out) {
+                             int64_t stride, Out* out, int* largest) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < num) out[(first + i) / cols * stride + (first + i) % cols] = FromFloat<Out>(ElementOf(type, data, i));
+  if (i >= num) return;
+  const float x = ElementOf(type, data, i);
+  out[(first + i) / cols * stride + (first + i) % cols] = FromFloat<Out>(x);
+  if (sizeof(Out) == 2 && fabsf(x) > kLargestHalf) atomicMax(largest, __float_as_int(fabsf(x)));  // in the order of floats
 }
 
 absl::Status CheckPart(const HostMatrix& part, int64_t cols) {
@@ -93,17 +97,25 @@ absl::Status Expand(const HostMatrix& part, Backend& backend, int64_t stride, Ou
   const int64_t piece_rows = std::clamp<int64_t>(kPiece / row_bytes, 1, part.rows);
   auto staging = backend.Allocate(piece_rows * row_bytes);
   if (!staging.ok()) return staging.status();
+  auto too_large = backend.Allocate(sizeof(int));
+  if (!too_large.ok()) return too_large.status();
   auto* device = static_cast<uint8_t*>((*staging)->data());
+  auto* largest = static_cast<int*>((*too_large)->data());
   for (int64_t row = 0; row < part.rows; row += piece_rows) {
     const int64_t rows = std::min(piece_rows, part.rows - row), num = rows * part.cols;
     const auto* from = static_cast<const uint8_t*>(part.data) + row * row_bytes;
     LOUPE_CUDA(cudaMemcpyAsync(device, from, static_cast<size_t>(rows * row_bytes), cudaMemcpyHostToDevice, stream));
     ExpandKernel<Out><<<Blocks(num, kThreads), kThreads, 0, stream>>>(part.type, device, row * part.cols, num,
-                                                                      part.cols, stride, out);
+                                                                      part.cols, stride, out, largest);
     LOUPE_CUDA(cudaGetLastError());
   }
+  float beyond = 0;
+  LOUPE_CUDA(cudaMemcpyAsync(&beyond, largest, sizeof beyond, cudaMemcpyDeviceToHost, stream));
   const cudaError_t error = cudaStreamSynchronize(stream);
-  return error == cudaSuccess ? absl::OkStatus() : DeviceFault("loading weights", error);
+  if (error != cudaSuccess) return DeviceFault("loading weights", error);
+  if (beyond == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a weight of magnitude ", beyond, " is beyond fp16, which the GPU computes in and"
+                                                 " which ends at ", kLargestHalf, "; use --device cpu"));
 }
 
 }  // namespace
@@ -119,7 +131,7 @@ absl::StatusOr<std::unique_ptr<Weight>> PackWeightCuda(std::span<const HostMatri
   }
   constexpr int64_t kRowUnit = 32;  // elements: what a step of the skinny product reads
   const int64_t stride = (cols + kRowUnit - 1) / kRowUnit * kRowUnit;
-  const DType dtype = context.exact ? DType::kF32 : DType::kBF16;
+  const DType dtype = context.exact ? DType::kF32 : DType::kF16;
   auto buffer = backend.Allocate(rows * stride * DTypeBytes(dtype));
   if (!buffer.ok()) return buffer.status();
   int64_t row = 0;
@@ -128,7 +140,7 @@ absl::StatusOr<std::unique_ptr<Weight>> PackWeightCuda(std::span<const HostMatri
     const absl::Status s =
         context.exact
             ? Expand(part, backend, stride, static_cast<float*>((*buffer)->data()) + at, context.stream)
-            : Expand(part, backend, stride, static_cast<__nv_bfloat16*>((*buffer)->data()) + at, context.stream);
+            : Expand(part, backend, stride, static_cast<__half*>((*buffer)->data()) + at, context.stream);
     if (!s.ok()) return s;
     row += part.rows;
   }

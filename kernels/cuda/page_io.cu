@@ -1,7 +1,5 @@
 // Writing pages: new keys and values into their slots, and entries from page to page. Memory is the limit: an appended
 // entry reads 4 D or 8 D bytes and writes 4 D, a copied one reads and writes 4 D; both are small beside the products.
-#include <cstring>
-
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pages.cuh"
@@ -11,17 +9,11 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// bf16 that never becomes infinite: f32 values just below its end would round up to it.
-__device__ __forceinline__ __nv_bfloat16 ToStored(float x) {
-  const float limit = 3.3895313892515355e38f;  // the largest bf16
-  return __float2bfloat16(x > limit ? limit : x < -limit ? -limit : x);
-}
-
 __device__ __forceinline__ void Store(uint8_t* plane, int bytes, int index, float x) {
   if (bytes == 4) {
     reinterpret_cast<float*>(plane)[index] = x;
   } else {
-    reinterpret_cast<__nv_bfloat16*>(plane)[index] = ToStored(x);
+    reinterpret_cast<__half*>(plane)[index] = FromFloat<__half>(x);
   }
 }
 
@@ -76,7 +68,7 @@ __global__ void RotateAppendKernel(const RotateAppend<T> p) {
                     : p.k + row * p.k_stride + g * p.dim;
   const bool apart = rotates && !p.interleaved;
   const int first = apart ? pair : 2 * pair, second = apart ? pair + p.pairs : 2 * pair + 1;
-  float a = ToFloat(x[first]), b = ToFloat(x[second]);
+  float a = ToFinite(x[first]), b = ToFinite(x[second]);
   if (rotates) {
     constexpr double kTurn = 6.283185307179586476925286766559;
     const double angle = p.positions[row] * frequency;
@@ -98,7 +90,7 @@ __global__ void RotateAppendKernel(const RotateAppend<T> p) {
 }
 
 // A warp carries the copies of one run, in order.
-__global__ void CopyKernel(const EntryCopy* copies, const int32_t* run_begin, int num_runs, int dim, uint8_t* arena) {
+__global__ void CopyKernel(const SlotCopy* copies, const int32_t* run_begin, int num_runs, int dim, uint8_t* arena) {
   GridWait();
   GridLaunch();
   const int lane = threadIdx.x % 32;
@@ -110,21 +102,18 @@ __global__ void CopyKernel(const EntryCopy* copies, const int32_t* run_begin, in
       const uint8_t* x = arena + (side == 0 ? from.offset : from.ValueOffset(dim));
       uint8_t* y = arena + (side == 0 ? to.offset : to.ValueOffset(dim));
       const int chunk_bytes = kChunkDims * (side == 0 ? from.key_bytes : from.value_bytes);
-      const int units = chunk_bytes / 16;
+      const int units = copies[i].entries * chunk_bytes / 16;  // of neighbours in a chunk
       for (int j = lane; j < dim / kChunkDims * units; j += 32) {
         const int chunk = j / units, part = j % units;
         *reinterpret_cast<uint4*>(y + (chunk * to.entries + to.count) * chunk_bytes + part * 16) =
             *reinterpret_cast<const uint4*>(x + (chunk * from.entries + from.count) * chunk_bytes + part * 16);
       }
     }
-    if (lane == 0 && to.log_weights) {
+    for (int e = lane; e < copies[i].entries; e += 32) {
       const float beta =
-          from.log_weights ? reinterpret_cast<const float*>(arena + from.LogWeightOffset(dim))[from.count] : 0;
-      reinterpret_cast<float*>(arena + to.LogWeightOffset(dim))[to.count] = beta;
-    }
-    if (lane == 0 && !to.log_weights && from.log_weights &&
-        reinterpret_cast<const float*>(arena + from.LogWeightOffset(dim))[from.count] != 0) {
-      asm volatile("trap;");  // a log-weight would be lost: our own bug, and the device's end
+          from.log_weights ? reinterpret_cast<const float*>(arena + from.LogWeightOffset(dim))[from.count + e] : 0;
+      if (to.log_weights) reinterpret_cast<float*>(arena + to.LogWeightOffset(dim))[to.count + e] = beta;
+      if (!to.log_weights && beta != 0) asm volatile("trap;");  // it would be lost: our own bug, and the device's end
     }
     __syncwarp();
   }
@@ -154,33 +143,48 @@ void AppendKvCuda(const AppendKvArgs& args, CudaContext context) {
            args.v.as<In>(), args.v.row_stride, args.slots.as<PageRef>(), args.slots.row_stride, groups, dim, total,
            static_cast<uint8_t*>(args.arena));
   };
-  args.k.dtype == DType::kBF16 ? launch(__nv_bfloat16{}) : launch(float{});
+  args.k.dtype == DType::kF16 ? launch(__half{}) : launch(float{});
 }
+
+namespace {
+
+// Whether `next` moves the neighbour of what `copy` has moved last.
+bool GoesOn(const SlotCopy& copy, const EntryCopy& next) {
+  return copy.from.unit == next.from.unit && copy.to.unit == next.to.unit && copy.from.unit != copy.to.unit &&
+         copy.from.count + copy.entries == next.from.count && copy.to.count + copy.entries == next.to.count;
+}
+bool SharesAPage(const SlotCopy& a, const EntryCopy& b) {
+  return a.to.unit == b.to.unit || a.from.unit == b.from.unit || a.to.unit == b.from.unit || a.from.unit == b.to.unit;
+}
+
+}  // namespace
 
 // Copies happen in the order given where they can meet: those that follow each other and share a page with the run
 // before them belong to it. Runs are different lists, whose pages nobody else writes; they go side by side.
 void CopyEntriesCuda(const CopyEntriesArgs& args, CudaContext context) {
   Workspace& w = *context.workspace;
   for (int64_t done = 0; done < args.num_copies;) {
-    LOUPE_CUDA(cudaStreamSynchronize(context.stream));  // the staging area may be in use still
-    const int64_t num = std::min(args.num_copies - done, w.num_copies);
-    int num_runs = 0;
-    for (int64_t i = 0; i < num; ++i) {
-      const EntryCopy& copy = args.copies[done + i];
-      const EntryCopy* before = i > 0 ? &args.copies[done + i - 1] : nullptr;
-      const bool follows = before && (copy.to.unit == before->to.unit || copy.from.unit == before->from.unit ||
-                                      copy.to.unit == before->from.unit || copy.from.unit == before->to.unit);
-      if (!follows) w.run_begin_host[num_runs++] = static_cast<int32_t>(i);
+    LOUPE_CUDA(cudaEventSynchronize(w.copies_taken));  // the staging area may be in use still
+    int num = 0, num_runs = 0;
+    for (; done < args.num_copies; ++done) {
+      const EntryCopy& copy = args.copies[done];
+      SlotCopy* before = num > 0 ? &w.copies_host[num - 1] : nullptr;
+      if (before && GoesOn(*before, copy)) {
+        ++before->entries;
+        continue;
+      }
+      if (num == w.num_copies) break;
+      if (!before || !SharesAPage(*before, copy)) w.run_begin_host[num_runs++] = num;
+      w.copies_host[num++] = {copy.from, copy.to, 1};
     }
-    w.run_begin_host[num_runs] = static_cast<int32_t>(num);
-    std::memcpy(w.copies_host, args.copies + done, static_cast<size_t>(num) * sizeof(EntryCopy));
-    LOUPE_CUDA(cudaMemcpyAsync(w.copies, w.copies_host, static_cast<size_t>(num) * sizeof(EntryCopy),
-                               cudaMemcpyHostToDevice, context.stream));
+    w.run_begin_host[num_runs] = num;
+    LOUPE_CUDA(cudaMemcpyAsync(w.copies, w.copies_host, static_cast<size_t>(num) * sizeof(SlotCopy), cudaMemcpyHostToDevice,
+                               context.stream));
     LOUPE_CUDA(cudaMemcpyAsync(w.run_begin, w.run_begin_host, static_cast<size_t>(num_runs + 1) * 4,
                                cudaMemcpyHostToDevice, context.stream));
+    LOUPE_CUDA(cudaEventRecord(w.copies_taken, context.stream));
     Launch(CopyKernel, Blocks(num_runs, kThreads / 32), kThreads, 0, context.stream, w.copies, w.run_begin, num_runs,
            args.head_dim, static_cast<uint8_t*>(args.arena));
-    done += num;
   }
 }
 

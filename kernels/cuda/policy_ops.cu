@@ -1,4 +1,4 @@
-// What policies ask of the GPU now and then: column sums of attention, the look of keys, weighted means of entries.
+// What policies ask of the GPU now and then: the look of keys, weighted means of entries.
 // Arrays come from the host and go back to it, so each call waits; none is part of a recorded step. Written for
 // clarity: a repack is rare beside the steps.
 #include <vector>
@@ -12,7 +12,6 @@ namespace loupe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr float kNone = -INFINITY;
 
 // Device memory for the length of a call.
 class Temporary {
@@ -32,15 +31,6 @@ class Temporary {
     if (bytes > 0) LOUPE_CUDA(cudaMemcpyAsync(p, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_));
     return p;
   }
-  // The tensor itself if the device can read it, else a copy.
-  Tensor OnDevice(Tensor t) {
-    cudaPointerAttributes attributes = {};
-    if (!t.defined() || t.rows() == 0) return t;
-    LOUPE_CUDA(cudaPointerGetAttributes(&attributes, t.data));
-    if (attributes.type == cudaMemoryTypeDevice) return t;
-    t.data = Copy(t.data, ((t.rows() - 1) * t.row_stride + t.row_elements()) * DTypeBytes(t.dtype));
-    return t;
-  }
 
  private:
   cudaStream_t stream_;
@@ -49,85 +39,26 @@ class Temporary {
 
 __device__ __forceinline__ float Element(const uint8_t* plane, int bytes, int index) {
   return bytes == 4 ? reinterpret_cast<const float*>(plane)[index]
-                    : ToFloat(reinterpret_cast<const __nv_bfloat16*>(plane)[index]);
+                    : ToFloat(reinterpret_cast<const __half*>(plane)[index]);
 }
 __device__ __forceinline__ void StoreElement(uint8_t* plane, int bytes, int index, float x) {
   if (bytes == 4) {
     reinterpret_cast<float*>(plane)[index] = x;
   } else {
-    reinterpret_cast<__nv_bfloat16*>(plane)[index] = __float2bfloat16(x);
+    reinterpret_cast<__half*>(plane)[index] = FromFloat<__half>(x);
   }
 }
 
-template <bool kMax>
-__device__ float Reduce(float x) {
+// The block's sum, in every thread.
+__device__ float Sum(float x) {
   __shared__ float parts[kThreads / 32];
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const float other = __shfl_xor_sync(~0u, x, offset);
-    x = kMax ? fmaxf(x, other) : x + other;
-  }
-  __syncthreads();
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   x = parts[0];
-  for (int w = 1; w < kThreads / 32; ++w) x = kMax ? fmaxf(x, parts[w]) : x + parts[w];
+  for (int w = 1; w < kThreads / 32; ++w) x += parts[w];
   return x;
-}
-
-struct Sums {
-  const void* q;
-  int64_t q_stride;
-  bool q_bf16;
-  int rows, groups, heads, dim;
-  const PageRef* pages;
-  const int32_t* list_begin;
-  const int32_t *visible_begin, *visible_end;
-  int64_t begin_stride, end_stride;
-  const uint8_t* arena;
-  const float* sinks;
-  float scale_log2e;
-  float* columns;  // [H, entries]
-  float* logits;   // [H, entries]
-  int64_t entries;
-};
-
-// One block a query head: its rows one after the other.
-__global__ void SumKernel(const Sums p) {
-  extern __shared__ float q[];
-  const int head = blockIdx.x, group = head / (p.heads / p.groups);
-  float* columns = p.columns + head * p.entries;
-  float* logits = p.logits + head * p.entries;
-  const PageRef* pages = p.pages + p.list_begin[group];
-  for (int row = 0; row < p.rows; ++row) {
-    __syncthreads();
-    for (int d = threadIdx.x; d < p.dim; d += kThreads) {
-      const int64_t at = row * p.q_stride + head * p.dim + d;
-      q[d] = p.q_bf16 ? ToFloat(static_cast<const __nv_bfloat16*>(p.q)[at]) : static_cast<const float*>(p.q)[at];
-    }
-    __syncthreads();
-    const int begin = p.visible_begin[row * p.begin_stride + group], end = p.visible_end[row * p.end_stride + group];
-    float max = kNone;
-    for (int i = begin + threadIdx.x; i < end; i += kThreads) {
-      const PageView page(pages[i / kPageEntries]);
-      const int e = i % kPageEntries;
-      float dot = 0;
-      for (int d = 0; d < p.dim; ++d) {
-        dot = fmaf(q[d], Element(p.arena + page.offset, page.key_bytes, ElementIndex(e, d, page.entries)), dot);
-      }
-      float x = dot * p.scale_log2e;
-      if (page.log_weights) x += reinterpret_cast<const float*>(p.arena + page.LogWeightOffset(p.dim))[e] * kLog2e;
-      logits[i] = x;
-      max = fmaxf(max, x);
-    }
-    if (p.sinks) max = fmaxf(max, p.sinks[head] * kLog2e);
-    max = Reduce<true>(max);
-    if (max == kNone) continue;
-    float sum = p.sinks && threadIdx.x == 0 ? exp2f(p.sinks[head] * kLog2e - max) : 0;
-    for (int i = begin + threadIdx.x; i < end; i += kThreads) sum += exp2f(logits[i] - max);
-    sum = Reduce<false>(sum);
-    for (int i = begin + threadIdx.x; i < end; i += kThreads) columns[i] += exp2f(logits[i] - max) / sum;
-  }
 }
 
 // One block: norms, then the mean of the keys at length 1, then cosines with it.
@@ -153,7 +84,7 @@ __global__ void KeysKernel(const PageRef* pages, int num_pages, int dim, const u
     mean[d] = sum;
     square += sum * sum;
   }
-  const float length = sqrtf(Reduce<false>(square));
+  const float length = sqrtf(Sum(square));
   for (int i = threadIdx.x; i < entries; i += kThreads) {
     float dot = 0;
     for (int d = 0; d < dim; ++d) dot += key(i, d) * mean[d];
@@ -187,50 +118,6 @@ void Download(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
 void Wait(cudaStream_t stream) { LOUPE_CUDA(cudaStreamSynchronize(stream)); }
 
 }  // namespace
-
-void SumAttentionCuda(const SumAttentionArgs& args, CudaContext context) {
-  if (args.q.rows() == 0) return;
-  Sums p = {};
-  p.rows = static_cast<int>(args.q.rows()), p.heads = static_cast<int>(args.q.shape[1]),
-  p.dim = static_cast<int>(args.q.shape[2]);
-  p.groups = static_cast<int>(args.visible_begin.shape[1]);
-  std::vector<int32_t> list_begin(static_cast<size_t>(p.groups) + 1);
-  Download(list_begin.data(), args.list_begin.data, static_cast<int64_t>(list_begin.size() * 4), context.stream);
-  Wait(context.stream);
-  const int32_t first = list_begin[0];
-  std::vector<PageRef> pages(static_cast<size_t>(list_begin.back() - first));
-  const auto page_bytes = static_cast<int64_t>(pages.size() * sizeof(PageRef));
-  Download(pages.data(), args.pages.as<PageRef>() + first, page_bytes, context.stream);
-  Wait(context.stream);
-  std::vector<int64_t> entries;
-  for (int g = 0; g < p.groups; ++g) {
-    const size_t begin = static_cast<size_t>(list_begin[static_cast<size_t>(g)] - first);
-    const size_t end = static_cast<size_t>(list_begin[static_cast<size_t>(g) + 1] - first);
-    entries.push_back(begin == end ? 0 : static_cast<int64_t>(end - begin - 1) * kPageEntries + pages[end - 1].count);
-    p.entries = std::max(p.entries, entries.back());
-  }
-  if (p.entries == 0) return;
-  for (int32_t& begin : list_begin) begin -= first;
-  Temporary memory(context.stream);
-  const Tensor q = memory.OnDevice(args.q), begin = memory.OnDevice(args.visible_begin),
-               end = memory.OnDevice(args.visible_end);
-  p.q = q.data, p.q_stride = q.row_stride, p.q_bf16 = q.dtype == DType::kBF16;
-  p.visible_begin = begin.as<int32_t>(), p.begin_stride = begin.row_stride;
-  p.visible_end = end.as<int32_t>(), p.end_stride = end.row_stride;
-  p.sinks = args.sinks.defined() ? memory.OnDevice(args.sinks).as<float>() : nullptr;
-  p.pages = static_cast<const PageRef*>(memory.Copy(pages.data(), page_bytes));
-  p.list_begin =
-      static_cast<const int32_t*>(memory.Copy(list_begin.data(), static_cast<int64_t>(list_begin.size() * 4)));
-  p.arena = static_cast<const uint8_t*>(args.arena);
-  p.scale_log2e = args.scale * kLog2e;
-  p.columns = static_cast<float*>(memory.Take(p.heads * p.entries * 4));
-  p.logits = static_cast<float*>(memory.Take(p.heads * p.entries * 4));
-  const auto column = [&](int head) { return entries[static_cast<size_t>(head / (p.heads / p.groups))] * 4; };
-  for (int h = 0; h < p.heads; ++h) Download(p.columns + h * p.entries, args.columns[h], column(h), context.stream);
-  SumKernel<<<static_cast<unsigned>(p.heads), kThreads, static_cast<size_t>(p.dim) * 4, context.stream>>>(p);
-  for (int h = 0; h < p.heads; ++h) Download(args.columns[h], p.columns + h * p.entries, column(h), context.stream);
-  Wait(context.stream);
-}
 
 void SummariseKeysCuda(const SummariseKeysArgs& args, CudaContext context) {
   if (args.num_pages == 0) return;

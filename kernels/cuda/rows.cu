@@ -12,8 +12,8 @@ constexpr int kNormValues = 4;  // of a thread of a norm, in registers
 
 template <class F>
 void WithType(DType type, F&& f) {
-  if (type == DType::kBF16) return f(__nv_bfloat16{});
-  LOUPE_CHECK(type == DType::kF32) << "type " << static_cast<int>(type) << " is neither f32 nor bf16";
+  if (type == DType::kF16) return f(__half{});
+  LOUPE_CHECK(type == DType::kF32) << "type " << static_cast<int>(type) << " is neither f32 nor fp16";
   f(float{});
 }
 
@@ -80,7 +80,7 @@ __global__ void SiluMulKernel(const T* gate_up, int64_t stride, Out* out, int64_
   const T* gate = gate_up + int64_t{blockIdx.y} * stride;
   Out* to = out + int64_t{blockIdx.y} * out_stride;
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (i < cols) to[i] = FromFloat<Out>(Silu(ToFloat(gate[i])) * ToFloat(gate[cols + i]));
+  if (i < cols) to[i] = FromFloat<Out>(Silu(ToFinite(gate[i])) * ToFinite(gate[cols + i]));
 }
 
 // The angle is reduced in double: at position 131,072 a float's last bit is a hundredth of a turn.
@@ -115,11 +115,11 @@ __global__ void GatherKernel(const T* x, int64_t x_stride, const int32_t* rows, 
   for (int64_t i = threadIdx.x; i < cols; i += kThreads) out[int64_t{blockIdx.x} * out_stride + i] = from[i];
 }
 
-__global__ void ToBf16Kernel(const float* x, int64_t x_stride, __nv_bfloat16* out, int64_t out_stride, int64_t cols) {
+__global__ void ToHalfKernel(const float* x, int64_t x_stride, __half* out, int64_t out_stride, int64_t cols) {
   GridWait();
   GridLaunch();
   const int64_t row = blockIdx.y, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < out_stride) out[row * out_stride + i] = __float2bfloat16(i < cols ? x[row * x_stride + i] : 0);
+  if (i < out_stride) out[row * out_stride + i] = FromFloat<__half>(i < cols ? x[row * x_stride + i] : 0);
 }
 
 }  // namespace
@@ -189,9 +189,9 @@ void GatherRowsCuda(const GatherRowsArgs& args, CudaContext context) {
   });
 }
 
-void ConvertToBf16(const Tensor& x, void* out, int64_t out_stride, CudaContext context) {
-  Launch(ToBf16Kernel, dim3(Blocks(out_stride, kThreads), static_cast<unsigned>(x.rows())), kThreads, 0, context.stream,
-         x.as<float>(), x.row_stride, static_cast<__nv_bfloat16*>(out), out_stride, x.row_elements());
+void ConvertToHalf(const Tensor& x, void* out, int64_t out_stride, CudaContext context) {
+  Launch(ToHalfKernel, dim3(Blocks(out_stride, kThreads), static_cast<unsigned>(x.rows())), kThreads, 0, context.stream,
+         x.as<float>(), x.row_stride, static_cast<__half*>(out), out_stride, x.row_elements());
 }
 
 }  // namespace loupe::cuda

@@ -75,6 +75,23 @@ int Sample(const BackendOptions& options) {
   return 0;
 }
 
+// Collects what policies ask for and never acts.
+class Observer : public Policy {
+ public:
+  Observer(int column_stride, int window_rows) : column_stride_(column_stride), window_rows_(window_rows) {}
+  std::string_view name() const override { return "observer"; }
+  Signals signals() const override {
+    Signals signals;
+    signals.column_stride = column_stride_, signals.window_query_rows = window_rows_;
+    return signals;
+  }
+  void AfterPrefill(const SequenceView&, std::vector<ListAction>*) const override {}
+  void AfterDecode(const SequenceView&, std::vector<ListAction>*) const override {}
+
+ private:
+  const int column_stride_, window_rows_;
+};
+
 int Model(const BackendOptions& options) {
   EngineConfig config;
   config.backend = options;
@@ -98,12 +115,15 @@ int Model(const BackendOptions& options) {
         batch, context, r->time_us, r->host_us, r->bytes, r->gbps, r->share_of_limit);
     std::fflush(stdout);
   }
-  for (const int context : {512, 2048, 8192}) {
-    run.batch = 1, run.context = context;
+  const Observer every_32nd(32, 0), every_32nd_and_window(32, 64);
+  for (const auto& [context, policy] : {std::pair<int, const Policy*>{512, &FullPolicy()}, {2048, &FullPolicy()}, {8192, &FullPolicy()},
+                                        {8192, &every_32nd}, {8192, &every_32nd_and_window}}) {
+    run.batch = 1, run.context = context, run.policy = policy;
     const auto r = BenchPrefill(*model, run);
     if (!r.ok()) return std::fprintf(stderr, "error: %s\n", r.status().ToString().c_str()), 1;
-    std::printf("{\"case\":\"prefill\",\"context\":%d,\"time_us\":%.1f,\"tflops\":%.1f,\"tokens_per_s\":%.0f}\n",
-                context, r->time_us, r->flops / r->time_us * 1e-6, r->tokens_per_s);
+    std::printf("{\"case\":\"prefill\",\"context\":%d,\"column_stride\":%d,\"window_rows\":%d,\"time_us\":%.1f,\"tflops\":%.1f,\"tokens_per_s\":%.0f}\n",
+                context, policy->signals().column_stride, policy->signals().window_query_rows, r->time_us, r->flops / r->time_us * 1e-6,
+                r->tokens_per_s);
     std::fflush(stdout);
   }
   return 0;

@@ -47,7 +47,7 @@ def sdpa_us(heads, kv_heads, dim, batch, context, prompt):
     kv_bytes = 4 * batch * kv_heads * context * dim
     copies = max(1, min(LAUNCHES, ROTATED_BYTES // kv_bytes))
     rows = max(1, prompt)
-    new = lambda h, n: torch.randn(batch, h, n, dim, device="cuda", dtype=torch.bfloat16)
+    new = lambda h, n: torch.randn(batch, h, n, dim, device="cuda", dtype=torch.float16)
     q, k, v = new(heads, rows), [new(kv_heads, context) for _ in range(copies)], [new(kv_heads, context) for _ in range(copies)]
     causal = prompt > 0 and prompt == context
 

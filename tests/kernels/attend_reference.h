@@ -174,9 +174,7 @@ class AttendCase {
     }
     const PageFormat format = page.page_class().format;
     const auto stored = [&](Codec codec, float x) {
-      return codec == Codec::kF32        ? static_cast<double>(x)
-             : IsCuda(arena.target()) ? testing::RoundToBf16(x)
-                                      : RoundToHalf(static_cast<double>(x));
+      return codec == Codec::kF32 ? static_cast<double>(x) : RoundToHalf(static_cast<double>(x));
     };
     for (const TestEntry& entry : entries) {
       list->entries.push_back(entry);

@@ -2,6 +2,7 @@
 // every instruction set, and the equality of a row's bits in any company.
 #include <gtest/gtest.h>
 
+#include "kernels/half.h"
 #include "tests/kernels/quantise_blocks.h"
 #include "tests/kernels/reference.h"
 
@@ -91,6 +92,26 @@ TEST(Embed, ReadsEveryHalf) {
     const double want = HalfValue(halfs[i]);
     ASSERT_TRUE(std::isnan(want) ? std::isnan(out[i]) : out[i] == want) << "half " << i << ": " << out[i];
   }
+}
+
+TEST(Half, RoundsToTheNearestAndNeverToInfinity) {
+  for (int i = 0; i < 65536; ++i) {
+    const auto half = static_cast<uint16_t>(i);
+    const float x = HalfToFloat(half);
+    if (!std::isfinite(x)) continue;
+    ASSERT_EQ(FloatToHalf(x), half) << "half " << i;
+    const float next = HalfToFloat(static_cast<uint16_t>(half + 1));  // towards the outside
+    if (!std::isfinite(next)) continue;
+    for (const float share : {0.25f, 0.5f, 0.75f}) {
+      const float between = x + share * (next - x);
+      ASSERT_EQ(FloatToHalf(between), ToHalf(between)) << between;
+    }
+  }
+  for (const float beyond : {65519.f, 65520.f, 1e30f, INFINITY}) {
+    EXPECT_EQ(FloatToHalf(beyond), 0x7bff) << beyond;
+    EXPECT_EQ(FloatToHalf(-beyond), 0xfbff) << beyond;
+  }
+  EXPECT_TRUE(std::isnan(HalfToFloat(FloatToHalf(NAN))));
 }
 
 TEST(RmsNorm, EqualsTheOracle) {

@@ -104,12 +104,4 @@ inline int64_t ElementIndex(const Target& target, const PageClass& page_class, b
   return key ? int64_t{e / 16} * dim * 16 + d * 16 + e % 16 : int64_t{e} * dim + d;
 }
 
-inline double RoundToBf16(float x) {
-  uint32_t word;
-  std::memcpy(&word, &x, 4);
-  word = (word + 0x7fff + (word >> 16 & 1)) & 0xffff0000u;
-  std::memcpy(&x, &word, 4);
-  return static_cast<double>(x);
-}
-
 }  // namespace loupe::testing
