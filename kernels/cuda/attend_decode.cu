@@ -499,6 +499,23 @@ int64_t DecodePartialFloats(int num_sms, bool deterministic) {
 }
 int64_t DecodeCounters() { return kMaxTasks; }
 
+// FAILED_PRECONDITION: a device for which this build has no code, or whose blocks get too little shared memory.
+absl::Status CheckDevice(const cudaDeviceProp& device) {
+  cudaFuncAttributes kernel = {};
+  if (const cudaError_t e = cudaFuncGetAttributes(&kernel, DecodeKernel<128, __half, __half>); e != cudaSuccess) {
+    cudaGetLastError();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this build has no code for ", device.name, ", compute capability ", device.major, ".", device.minor, " (", cudaGetErrorName(e),
+        "); build with -DCMAKE_CUDA_ARCHITECTURES=", device.major, device.minor, ", or use --device cpu"));
+  }
+  if (sizeof(Shared<128>) > device.sharedMemPerBlockOptin) {
+    return absl::FailedPreconditionError(absl::StrCat(device.name, " has ", device.sharedMemPerBlockOptin,
+                                                      " bytes of shared memory a block, attention needs ", sizeof(Shared<128>),
+                                                      "; use --device cpu"));
+  }
+  return absl::OkStatus();
+}
+
 void AttendDecode(const AttendArgs& args, int64_t first, int64_t num, CudaContext context) {
   Decode p = {};
   SetInputs(args, &p);

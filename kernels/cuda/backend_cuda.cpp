@@ -21,6 +21,7 @@ namespace cuda {
 // attend_decode.cu
 int64_t DecodePartialFloats(int num_sms, bool deterministic);
 int64_t DecodeCounters();
+absl::Status CheckDevice(const cudaDeviceProp& device);
 
 namespace {
 
@@ -153,6 +154,7 @@ absl::Status BackendCuda::Start() {
   if (const cudaError_t e = cudaEventCreateWithFlags(&workspace_.copies_taken, cudaEventDisableTiming); e != cudaSuccess) {
     return DeviceFault("making an event", e);
   }
+  if (absl::Status s = CheckDevice(properties_); !s.ok()) return s;
   context_.num_sms = properties_.multiProcessorCount;
   context_.arch = 10 * properties_.major + properties_.minor;
   context_.exact = options_.exact;
