@@ -417,6 +417,50 @@ TEST_F(CoreScenario, HigherPriorityTakesThePlaceOfTheLowest) {
   EXPECT_GT(core_->queue().Stats().recomputed_tokens, 20);
 }
 
+// Case R42 of the list of real faults: whoever was preempted lost its place.
+TEST_F(CoreScenario, R42APreemptedSampleReturnsBeforeLaterOnesOfItsPriority) {
+  CoreLimits limits = Limits();
+  limits.max_sequences = 1;
+  Make(limits);
+  auto first = Submit(Make("first", 20, 30));
+  for (int i = 0; i < 10; ++i) Step();
+  auto waiting = Submit(Make("waiting", 20, 5));
+  Request high = Make("high", 20, 5);
+  high.priority = 1;
+  auto high_stream = Submit(high);
+  Step();
+  EXPECT_EQ(core_->queue().Stats().preemptions, 1);
+  auto later = Submit(Make("later", 20, 5));
+  std::vector<std::string> ends;
+  for (int i = 0; i < 200 && ends.size() < 4; ++i) {
+    Step();
+    for (const auto& stream : {first, waiting, high_stream, later}) {
+      while (auto event = stream->TryNext()) {
+        if (std::holds_alternative<Finished>(*event)) ends.push_back(stream->id());
+      }
+    }
+  }
+  EXPECT_EQ(ends, (std::vector<std::string>{"high", "first", "waiting", "later"}));
+  EXPECT_EQ(core_->queue().Stats().preemptions, 1);
+}
+
+// Case R39: admission that looks at the next chunk only, and samples that leave and return without end.
+TEST_F(CoreScenario, R39SamplesThatOutgrowTheArenaLeaveSeldomAndAllEnd) {
+  CoreLimits limits = Limits();
+  limits.kv_device_bytes = 2 * kSlabBytes;  // 512 tokens if pages are full
+  limits.max_sequences = 8;
+  limits.max_queue = 16;
+  Make(limits);
+  std::vector<std::shared_ptr<ResponseStream>> streams;
+  for (int i = 0; i < 12; ++i) streams.push_back(Submit(Make(absl::StrCat("s", i), 8, 180)));
+  Run(20000);
+  for (const auto& stream : streams) EXPECT_EQ(Listen(*stream).tokens.size(), 180u);
+  const EngineStats stats = core_->queue().Stats();
+  EXPECT_GT(stats.preemptions, 0) << "the arena was too large to test this";
+  EXPECT_LE(stats.preemptions, 12 * 4) << "32, 64, 128 tokens of headroom, then all that is left";
+  EXPECT_LT(stats.recomputed_tokens, 2 * 12 * 188);
+}
+
 TEST_F(CoreScenario, ALongPromptDelaysNeitherDecodeNorAShortPrompt) {
   auto decoding = Submit(Make("decoding", 4, 100));
   Step();
