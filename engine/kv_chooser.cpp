@@ -76,8 +76,9 @@ absl::StatusOr<KvChoice> KvChooser::Choose(const Request& request) const {
     }
     return request.kv->policy == "auto" ? ChooseAuto(*request.kv, prompt_tokens) : Make(*request.kv, prompt_tokens, "requested");
   }
-  if (!defaults_.kv || defaults_.kv->policy == "auto") return ChooseAuto(defaults_.kv.value_or(KvOptions{}), prompt_tokens);
-  auto choice = Make(*defaults_.kv, prompt_tokens, "the server's default (--kv)");
+  if (!defaults_.kv) return ChooseAuto(KvOptions{}, prompt_tokens);
+  auto choice = defaults_.kv->policy == "auto" ? ChooseAuto(*defaults_.kv, prompt_tokens)
+                                               : Make(*defaults_.kv, prompt_tokens, "the server's default (--kv)");
   if (choice.ok()) return choice;
   // The client did not ask for it and shall not be refused because of it.
   return KvChoice{Full(), absl::StrCat("the server's default does not fit this prompt: ", std::string(choice.status().message())), false};

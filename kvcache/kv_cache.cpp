@@ -114,7 +114,7 @@ absl::StatusOr<SeqId> KvCache::Impl::Open(const Policy& policy) {
   sequence->policy = &policy;
   sequence->lists.resize(static_cast<size_t>(num_lists()));
   if (!policy.keeps_everything()) sequence->signals = policy.signals();
-  if (sequence->signals.column_stride > 0) sequence->columns.resize(static_cast<size_t>(num_lists() * heads_per_group()));
+  if (sequence->signals.columns.stride > 0) sequence->columns.resize(static_cast<size_t>(num_lists() * heads_per_group()));
   if (sequence->signals.output_norms) sequence->output_norms.resize(static_cast<size_t>(shape.num_layers));
   if (sequence->signals.entries) {
     sequence->keys.resize(static_cast<size_t>(shape.num_layers));

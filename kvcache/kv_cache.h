@@ -105,7 +105,7 @@ class KvCache {
   // A second sequence with the same content; pages are shared until one of the two writes to them.
   absl::StatusOr<SeqId> Fork(SeqId parent);
   // A second sequence on which `policy` acts as it would have at the end of the parent's prompt, where the parent stands. The
-  // parent's policy has kept everything and asked for all signals that `policy` asks for (same column stride). Also
+  // parent's policy has kept everything and asked for all signals that `policy` asks for (the same sampled rows). Also
   // RESOURCE_EXHAUSTED if what the policy keeps finds no room.
   absl::StatusOr<SeqId> Fork(SeqId parent, const Policy& policy, Stream& stream);
   // Gives the sequence's pages back. No batch that holds it may be in flight.

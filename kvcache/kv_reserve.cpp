@@ -81,7 +81,7 @@ absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, K
       state->wants_mass |= signals.page_mass;
       state->wants_probability |= signals.entry_probability;
     }
-    const bool reads_prompt = signals.window_query_rows > 0 || signals.column_stride > 0 || signals.output_norms;
+    const bool reads_prompt = signals.window_query_rows > 0 || signals.columns.stride > 0 || signals.output_norms;
     state->wants_rows |= (reads_prompt && item.num_prompt_rows > 0) || (signals.window_goes_on && item.num_decode_rows > 0);
     state->wants_entries |= signals.entries && item.num_prompt_rows > 0;
     sequence.in_flight = true;

@@ -15,12 +15,13 @@ void KvCache::Impl::NarrowSignals(Sequence* sequence, const Signals& wanted) con
   const Signals& has = sequence->signals;
   LOUPE_CHECK(wanted.window_query_rows <= has.window_query_rows)
       << wanted.window_query_rows << " of " << has.window_query_rows << " window rows";
-  LOUPE_CHECK(wanted.column_stride == 0 || wanted.column_stride == has.column_stride)
-      << wanted.column_stride << ", not " << has.column_stride;
+  LOUPE_CHECK(wanted.columns.stride == 0 || wanted.columns == has.columns)
+      << "every " << wanted.columns.stride << ". row and from " << wanted.columns.dense_from << ", not every " << has.columns.stride
+      << ". and from " << has.columns.dense_from;
   LOUPE_CHECK(has.output_norms || !wanted.output_norms) << "output norms were not collected";
   LOUPE_CHECK(has.surprisal || !wanted.surprisal) << "surprisal was not collected";
   LOUPE_CHECK(has.entries || !wanted.entries) << "keys and values were not collected";
-  if (wanted.column_stride == 0) sequence->columns.clear(), sequence->next_columns.clear();
+  if (wanted.columns.stride == 0) sequence->columns.clear(), sequence->next_columns.clear();
   if (!wanted.output_norms) sequence->output_norms.clear();
   if (!wanted.surprisal) sequence->surprisal.clear();
   if (!wanted.entries) sequence->keys.clear(), sequence->values.clear();
@@ -80,7 +81,7 @@ void KvCache::Impl::ReadRows(const KvBatch::State& state, int item_index, int la
     }
   }
   if (item.num_prompt == 0) return;
-  if (signals.column_stride > 0) SumColumns(state, item_index, layer, args, stream);
+  if (signals.columns.stride > 0) SumColumns(state, item_index, layer, args, stream);
   if (!signals.output_norms) return;
   std::vector<float>& norms = sequence.output_norms[static_cast<size_t>(layer)];
   norms.resize(static_cast<size_t>(sequence.num_prompt * shape.num_heads));  // forgets a step that was abandoned
@@ -126,16 +127,8 @@ void KvCache::Impl::CaptureEntries(const KvBatch::State& state, int item_index, 
 void KvCache::Impl::SumColumns(const KvBatch::State& state, int item_index, int layer, const AttendArgs& attend, Stream& stream) {
   const StepItem& item = state.items[static_cast<size_t>(item_index)];
   Sequence& sequence = *item.sequence;
-  const int stride = sequence.signals.column_stride, groups = shape.num_kv_heads, group_heads = heads_per_group();
-  const int first = stride - 1 - sequence.num_tokens % stride;  // the first sampled row of the chunk
-  const int rows = first < item.num_prompt ? (item.num_prompt - first + stride - 1) / stride : 0;
+  const int groups = shape.num_kv_heads, group_heads = heads_per_group();
   sequence.next_columns.resize(sequence.columns.size());
-  const auto sampled = [&](Tensor t) {
-    t.data = t.as<char>() + (item.prompt_begin + first) * t.row_stride * DTypeBytes(t.dtype);
-    t.shape[0] = rows;
-    t.row_stride *= stride;
-    return t;
-  };
   SumAttentionArgs args;
   args.pages = attend.pages;
   args.list_begin = MakeTensor(attend.list_begin.as<int32_t>() + item_index * groups, DType::kI32, groups + 1);
@@ -154,11 +147,24 @@ void KvCache::Impl::SumColumns(const KvBatch::State& state, int item_index, int 
     columns.push_back(next.data());
   }
   args.columns = columns.data();
-  if (rows == 0) return;
-  args.q = sampled(attend.q);
-  args.visible_begin = sampled(attend.visible_begin);
-  args.visible_end = sampled(attend.visible_end);
-  backend.SumAttention(args, stream);
+  const auto sum_rows = [&](int first, int rows, int stride) {  // rows of the chunk
+    if (rows <= 0) return;
+    const auto sampled = [&](Tensor t) {
+      t.data = t.as<char>() + (item.prompt_begin + first) * t.row_stride * DTypeBytes(t.dtype);
+      t.shape[0] = rows;
+      t.row_stride *= stride;
+      return t;
+    };
+    args.q = sampled(attend.q);
+    args.visible_begin = sampled(attend.visible_begin);
+    args.visible_end = sampled(attend.visible_end);
+    backend.SumAttention(args, stream);
+  };
+  const SampledRows& wanted = sequence.signals.columns;
+  const int dense = std::clamp(wanted.dense_from - sequence.num_tokens, 0, item.num_prompt);  // the first row of the dense end
+  const int first = wanted.stride - 1 - sequence.num_tokens % wanted.stride;                  // and of the sampled ones
+  sum_rows(first, (dense - first + wanted.stride - 1) / wanted.stride, wanted.stride);
+  sum_rows(dense, item.num_prompt - dense, 1);
 }
 
 // The step's rows are in the lists now.

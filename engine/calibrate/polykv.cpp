@@ -21,13 +21,28 @@ constexpr int kGainRows = 32;       // rows of a text whose predictions are comp
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Patterns in the order of a strategy's file.
+// Patterns in the order of a strategy's file, with what their defaults are today: others tomorrow shall not change a file.
 std::vector<StrategyPattern> Patterns() {
   std::vector<StrategyPattern> patterns;
   for (const PolicyRow& row : AllPolicies()) {
-    if (row.make_scorer != nullptr && !row.baseline) patterns.push_back({row.name, {}});
+    if (row.make_scorer == nullptr || row.baseline) continue;
+    patterns.push_back({row.name, WithDefaults(row, KvOptions{}).value().params});
+    patterns.back().params.erase("decode"), patterns.back().params.erase("interval");  // the strategy's own
   }
   return patterns;
+}
+
+// Part of a measurement's key: with other parameters a pattern keeps other entries.
+std::string Names(const std::vector<StrategyPattern>& patterns) {
+  std::string names;
+  for (const StrategyPattern& pattern : patterns) {
+    absl::StrAppend(&names, names.empty() ? "" : " ", pattern.policy);
+    for (const auto& [param, value] : pattern.params) {
+      const auto* word = std::get_if<std::string>(&value);
+      absl::StrAppend(&names, ",", param, "=", word ? *word : absl::StrCat(std::get<double>(value)));
+    }
+  }
+  return names;
 }
 
 // Local errors are measured where lists of a strategy may end: with 32 recent entries for small means, with 64 for the
@@ -170,7 +185,7 @@ absl::Status Calibration::MeasureLocal() {
     const CalibrationPrompt& prompt = i < texts_.size() ? texts_[i] : items_[i - texts_.size()];
     const std::string key = absl::StrCat("polykv local|", options_.model_id, "|", prompt.id, "|", prompt.context, "+",
                                          prompt.rows(), "|chunk ", options_.chunk, "|cases ", cases_.size(), " to ",
-                                         cases_.back().entries, "|patterns ", patterns_.size());
+                                         cases_.back().entries, "|", Names(patterns_));
     Progress(0.3 * static_cast<double>(i) / static_cast<double>(total), absl::StrCat("attention of ", prompt.id));
     if (results_.Find(key) == nullptr) {
       const double start = Seconds();
@@ -238,7 +253,7 @@ absl::StatusOr<std::vector<double>> Calibration::Propagated(const CalibrationPro
   const TableCase& gain = cases_[static_cast<size_t>(GainCase())];
   const std::string key =
       absl::StrCat("polykv propagated|", options_.model_id, "|", prompt.id, "|", prompt.context, "+", prompt.rows(),
-                   "|chunk ", options_.chunk, "|", gain.entries, " entries|", name);
+                   "|chunk ", options_.chunk, "|", gain.entries, " entries|", Names(patterns_), "|", name);
   if (results_.Find(key) == nullptr) {
     const double start = Seconds();
     if (absl::Status s = Prepare(); !s.ok()) return s;

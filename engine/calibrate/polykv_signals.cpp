@@ -9,13 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/eval/statistics.h"
+#include "kvcache/policies/eviction.h"
 #include "kvcache/policies/registry.h"
 
 namespace loupe {
 namespace {
 
-constexpr int kColumnStride = 16;  // h2o's default, which all patterns share
-constexpr int kWindow = 64;        // query rows that score entries
 constexpr int kDecodeInterval = 64;
 
 // Keeps everything, and calls back with what it asked to see.
@@ -74,6 +73,20 @@ ListRows RowsOf(const SequenceView& view, const ListView& list, int heads, int d
   take(view.keys[static_cast<size_t>(list.layer)], &out.keys);
   take(view.values[static_cast<size_t>(list.layer)], &out.values);
   return out;
+}
+
+// What the patterns look at while a prompt is computed. All of a strategy share one window and one sample of rows.
+Signals LookedAt(const std::vector<StrategyPattern>& patterns, const PolicyContext& context) {
+  Signals all;
+  for (const StrategyPattern& pattern : patterns) {
+    const PolicyRow& row = *FindPolicy(pattern.policy);
+    KvOptions options;
+    options.params = pattern.params;
+    const Signals one = row.make_scorer(WithDefaults(row, options).value(), EvictionBudget{}, context)->signals();
+    all.window_query_rows = std::max(all.window_query_rows, one.window_query_rows);
+    if (one.columns.stride > 0) all.columns = one.columns;
+  }
+  return all;
 }
 
 // What the full cache says of the rows that count.
@@ -187,8 +200,8 @@ absl::StatusOr<LocalSignals> SignalProbe::Local(const CalibrationPrompt& prompt)
   const ModelConfig& config = model_.config;
   const int lists = config.num_layers * config.num_kv_heads, heads = config.num_heads / config.num_kv_heads;
   KvCache& cache = runner_->cache();
-  Signals asked;
-  asked.window_query_rows = std::max(kWindow, rows_), asked.column_stride = kColumnStride, asked.entries = true;
+  Signals asked = LookedAt(patterns_, cache.policy_context(prompt.context));
+  asked.window_query_rows = std::max(asked.window_query_rows, rows_), asked.entries = true;
   const Onlooker collect(asked);
   auto base = cache.Open(collect);
   if (!base.ok()) return base.status();
@@ -242,9 +255,7 @@ absl::StatusOr<LocalSignals> SignalProbe::Local(const CalibrationPrompt& prompt)
 absl::StatusOr<std::vector<Change>> SignalProbe::Propagated(const CalibrationPrompt& prompt, const TableCase& budget,
                                                             const std::vector<Compressed>& compressed) {
   KvCache& cache = runner_->cache();
-  Signals asked;
-  asked.window_query_rows = kWindow, asked.column_stride = kColumnStride;
-  const Onlooker collect(asked);
+  const Onlooker collect(LookedAt(patterns_, cache.policy_context(prompt.context)));
   auto base = cache.Open(collect);
   if (!base.ok()) return base.status();
   const std::span<const int32_t> ids(prompt.ids);

@@ -19,9 +19,8 @@ class EvalRunner::SharedSignals : public Policy {
 
   // False if one pass over the prompt cannot serve `asked` beside what was added before.
   bool Add(const Signals& asked) {
-    if (asked.column_stride > 0 && signals_.column_stride > 0 && asked.column_stride != signals_.column_stride)
-      return false;
-    signals_.column_stride = std::max(signals_.column_stride, asked.column_stride);
+    if (asked.columns.stride > 0 && signals_.columns.stride > 0 && asked.columns != signals_.columns) return false;
+    if (asked.columns.stride > 0) signals_.columns = asked.columns;
     signals_.window_query_rows = std::max(signals_.window_query_rows, asked.window_query_rows);
     signals_.output_norms |= asked.output_norms;
     signals_.surprisal |= asked.surprisal;

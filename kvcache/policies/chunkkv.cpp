@@ -85,7 +85,7 @@ class ChunkScorer final : public Scorer {
   int recent_;
 };
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget) {
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget, const PolicyContext&) {
   const int recent = budget.protection.recent;
   return std::make_unique<ChunkScorer>(MakeSnapScorer(SnapOptionsOf(options), recent), static_cast<int>(NumberParam(options, "chunk")),
                                        recent);

@@ -1,6 +1,7 @@
 // H2O (Zhang et al., arXiv 2306.14048): the entries that got most attention so far. By default a sum is divided by the
 // number of rows that can see the entry, which takes away the head start of early tokens; `sums` raw is the paper's. Rows
-// of the prompt are sampled, since their sums are not what attention computes anyway; `stride` 1 takes all.
+// of the prompt are sampled, since their sums are not what attention computes anyway: every n-th, and all of the last,
+// which alone see the last entries and tell what comes next best (as SnapKV's window does). `stride` 1 takes all.
 #include <algorithm>
 
 #include "kvcache/policies/primitives.h"
@@ -10,10 +11,10 @@ namespace {
 
 class HeavyHitter final : public Scorer {
  public:
-  HeavyHitter(int stride, bool normalised, bool goes_on) : stride_(stride), normalised_(normalised), goes_on_(goes_on) {}
+  HeavyHitter(SampledRows rows, bool normalised, bool goes_on) : rows_(rows), normalised_(normalised), goes_on_(goes_on) {}
 
   Signals signals() const override {
-    return {.column_stride = stride_, .columns_go_on = goes_on_, .entry_probability = goes_on_};
+    return {.columns = rows_, .columns_go_on = goes_on_, .entry_probability = goes_on_};
   }
 
   void ScoreLayer(const SequenceView& sequence, int layer, LayerScores* scores) const override {
@@ -34,17 +35,18 @@ class HeavyHitter final : public Scorer {
 
  private:
   int RowsThatSee(const SequenceView& sequence, int position) const {
-    const int prompt = std::max(0, sequence.num_prompt / stride_ - position / stride_);
+    const int prompt = std::max(0, rows_.Below(sequence.num_prompt) - rows_.Below(position));
     return prompt + (goes_on_ ? sequence.num_tokens - std::max(position, sequence.num_prompt) : 0);
   }
 
-  int stride_;
+  SampledRows rows_;
   bool normalised_, goes_on_;
 };
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget) {
-  return std::make_unique<HeavyHitter>(static_cast<int>(NumberParam(options, "stride")), WordParam(options, "sums") == "normalised",
-                                       budget.decode != DecodeForm::kAppend);
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget, const PolicyContext& context) {
+  const SampledRows rows{.stride = static_cast<int>(NumberParam(options, "stride")),
+                         .dense_from = std::max(0, context.num_prompt - static_cast<int>(NumberParam(options, "tail")))};
+  return std::make_unique<HeavyHitter>(rows, WordParam(options, "sums") == "normalised", budget.decode != DecodeForm::kAppend);
 }
 
 }  // namespace
@@ -55,7 +57,8 @@ PolicyRow H2oRow() {
           "column sums of attention",
           false,
           {{"sums", "normalised: over the rows that can see the entry; raw: the paper's sums", 0, 0, 0, false, {"normalised", "raw"}},
-           {"stride", "every so many prompt rows are summed; 1: all of them", 16, 1, 64},
+           {"stride", "every so many prompt rows are summed; 1: all of them", 64, 1, 64},
+           {"tail", "the last so many prompt rows are summed in any case", 128, 0, 1024},
            DecodeParam(true)},
           nullptr,
           MakeScorer,

@@ -16,7 +16,7 @@ class Difference final : public Scorer {
   }
 };
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&) { return std::make_unique<Difference>(); }
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&, const PolicyContext&) { return std::make_unique<Difference>(); }
 
 }  // namespace
 

@@ -3,7 +3,9 @@
 // (registry.h) and shared by all sequences of that request. Called by the step thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -11,6 +13,17 @@
 #include "kernels/page_layout.h"
 
 namespace loupe {
+
+// Which rows of a prompt are summed: every n-th, those at positions n - 1, 2n - 1, ... (1: all, 0: none), and from position
+// `dense_from` on all of them, since few of the others see the last entries.
+struct SampledRows {
+  int stride = 0;
+  int dense_from = std::numeric_limits<int>::max();
+
+  // Those at positions below `end`.
+  int Below(int end) const { return std::min(end, dense_from) / stride + std::max(0, end - dense_from); }
+  bool operator==(const SampledRows&) const = default;
+};
 
 // What a policy wants to know. Every field costs something when asked for and nothing otherwise. Whatever is summed over
 // rows adds up over the chunks of a prompt to the same bits.
@@ -20,8 +33,7 @@ struct Signals {
   bool window_goes_on = false;
   bool window_mass = false;    // what entries get from these rows
   bool last_row_mass = false;  // and from the last of them alone
-  // What entries get from every n-th row of the prompt, those at positions n - 1, 2n - 1, ...; 1: from all rows.
-  int column_stride = 0;
+  SampledRows columns;         // what entries get from these rows
   bool columns_go_on = false;  // and from every generated token's row
   bool key_norms = false;
   bool key_alignment = false;

@@ -56,7 +56,7 @@ Signals PolyKv::signals() const {
     if (!scorer) continue;
     const Signals one = scorer->signals();
     all.window_query_rows = std::max(all.window_query_rows, one.window_query_rows);
-    all.column_stride = std::max(all.column_stride, one.column_stride);
+    if (one.columns.stride > 0) all.columns = one.columns;  // the same in all (CheckStrategy)
     all.window_goes_on |= one.window_goes_on && budget_.decode != DecodeForm::kAppend;
     all.window_mass |= one.window_mass, all.last_row_mass |= one.last_row_mass, all.columns_go_on |= one.columns_go_on;
     all.key_norms |= one.key_norms, all.key_alignment |= one.key_alignment,
@@ -199,7 +199,7 @@ absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const Pol
       const PolicyRow& row = *FindPolicy((*strategy)->patterns[at].policy);
       KvOptions of_pattern;
       of_pattern.params = (*strategy)->patterns[at].params;
-      scorers[at] = row.make_scorer(WithDefaults(row, of_pattern).value(), *budget);
+      scorers[at] = row.make_scorer(WithDefaults(row, of_pattern).value(), *budget, context);
     }
   }
   policy->Set(std::move(prefill), std::move(decode), std::move(scorers));

@@ -102,7 +102,7 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const KvOptions& options, con
   if (!complete.ok()) return complete.status();
   if (row->make != nullptr) return row->make(*complete, context);
   return MakeEviction(row->name, *complete, context, row->drops_each_token ? DecodeForm::kEachToken : DecodeForm::kInterval,
-                      [&](const EvictionBudget& budget) { return row->make_scorer(*complete, budget); });
+                      [&](const EvictionBudget& budget) { return row->make_scorer(*complete, budget, context); });
 }
 
 double NumberParam(const KvOptions& options, const char* name) {

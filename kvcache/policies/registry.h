@@ -57,7 +57,7 @@ struct PolicyRow {
   // `options` has all parameters of the row, in range. Either `make`, whose INVALID_ARGUMENT names the field, the value and
   // its limits; or `make_scorer` of a primitive that ranks the entries of each list, which a strategy may also name.
   absl::StatusOr<std::unique_ptr<Policy>> (*make)(const KvOptions& options, const PolicyContext& context) = nullptr;
-  std::unique_ptr<Scorer> (*make_scorer)(const KvOptions& options, const EvictionBudget& budget) = nullptr;
+  std::unique_ptr<Scorer> (*make_scorer)(const KvOptions& options, const EvictionBudget& budget, const PolicyContext& context) = nullptr;
   bool drops_each_token = false;  // of a scorer's decode form: one entry a token in place of a cut now and then
 };
 

@@ -5,7 +5,7 @@
 namespace loupe {
 namespace {
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget) {
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget, const PolicyContext&) {
   return MakeSnapScorer(SnapOptionsOf(options), budget.protection.recent);
 }
 

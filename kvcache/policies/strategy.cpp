@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -54,22 +56,22 @@ absl::Status CheckPhase(const StrategyPhase& phase, const Strategy& strategy, in
   return absl::OkStatus();
 }
 
-// One view has one window of query rows and one stride of sampled rows.
+// One view has one window of query rows and one sample of rows.
 absl::Status CheckTogether(const Strategy& strategy) {
-  double seen_window = 0, seen_stride = 0;
+  std::map<std::string, double> seen;
   for (const StrategyPattern& pattern : strategy.patterns) {
     KvOptions options;
     options.params = pattern.params;
     const KvOptions complete = WithDefaults(*FindPolicy(pattern.policy), options).value();
-    for (const auto& [name, seen] : {std::pair{"window", &seen_window}, {"stride", &seen_stride}}) {
+    for (const char* name : {"window", "stride", "tail"}) {
       const auto it = complete.params.find(name);
       if (it == complete.params.end()) continue;
       const double value = std::get<double>(it->second);
-      if (*seen != 0 && *seen != value) {
+      const double first = seen.emplace(name, value).first->second;
+      if (first != value) {
         return Refuse("patterns",
-                      absl::StrCat("have ", name, " ", *seen, " and ", value, "; all of a strategy share one"));
+                      absl::StrCat("have ", name, " ", first, " and ", value, "; all of a strategy share one"));
       }
-      *seen = value;
     }
   }
   return absl::OkStatus();

@@ -14,7 +14,7 @@ class Recency final : public Scorer {
   }
 };
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&) { return std::make_unique<Recency>(); }
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&, const PolicyContext&) { return std::make_unique<Recency>(); }
 
 }  // namespace
 

@@ -36,7 +36,7 @@ class LastRow final : public Scorer {
   bool evicts_;
 };
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget& budget) {
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget& budget, const PolicyContext&) {
   return std::make_unique<LastRow>(budget.decode != DecodeForm::kAppend);
 }
 

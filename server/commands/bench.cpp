@@ -1,13 +1,15 @@
-// loupe bench attention | decode | prefill | serve: speed of this machine on a model, or on random weights of a known
+// loupe bench attention | decode | prefill | serve | policies: speed of this machine on a model, or on random weights of a known
 // shape, beside the memory limit of the same machine.
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
 #include "engine/bench/attention.h"
 #include "engine/bench/bench.h"
+#include "engine/bench/policies.h"
 #include "engine/bench/random_model.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
+#include "server/commands/policies.h"
 #include "server/logging.h"
 
 namespace loupe {
@@ -18,6 +20,7 @@ struct State {
   EngineConfig config;
   BenchOptions options;
   int prompt_rows = 0;  // attention
+  std::vector<std::string> kv;  // policies
 };
 
 void Print(const BenchResult& r, bool json, const State& state) {
@@ -59,6 +62,31 @@ absl::StatusOr<BenchResult> Attention(const ModelConfig& shape, Backend& backend
   return BenchAttention(backend, c);
 }
 
+int ComparePolicies(LoadedModel& model, const State& state, bool json) {
+  const auto policies = ParsePolicies(state.kv);
+  if (!policies.ok()) return Fail(policies.status());
+  const auto costs = BenchPolicies(model, state.options, *policies);
+  if (!costs.ok()) return Fail(costs.status());
+  if (!json) std::printf("%10s %8s %10s %8s %8s  %s\n", "prefill ms", "x first", "decode us", "x first", "bytes", "policy");
+  for (const PolicyCost& c : *costs) {
+    if (json) {
+      const nlohmann::ordered_json out = {{"case", "policies"},
+                                          {"kv", nlohmann::ordered_json::parse(c.label)},
+                                          {"context", state.options.context},
+                                          {"prefill_ms", c.prefill_ms},
+                                          {"prefill_time_ratio", c.prefill_ratio},
+                                          {"decode_us", c.decode_us},
+                                          {"decode_speed_ratio", c.decode_ratio},
+                                          {"bytes_ratio", c.bytes_ratio}};
+      std::printf("%s\n", out.dump().c_str());
+    } else {
+      std::printf("%10.1f %8.3f %10.1f %8.3f %6.1f %%  %s\n", c.prefill_ms, c.prefill_ratio, c.decode_us, c.decode_ratio, 100 * c.bytes_ratio,
+                  c.label.c_str());
+    }
+  }
+  return kExitOk;
+}
+
 int Report(const absl::StatusOr<BenchResult>& result, bool json, const State& state) {
   if (!result.ok()) return Fail(result.status());
   Print(*result, json, state);
@@ -85,6 +113,7 @@ int Run(const std::string& name, const State& state, bool json) {
   auto model = state.model.empty() ? MakeRandomModel(state.random_weights, config) : LoadModel(state.model, config);
   if (!model.ok()) return Fail(model.status());
   if (name == "attention") return Report(Attention(model->config, *model->backend, state), json, state);
+  if (name == "policies") return ComparePolicies(*model, state, json);
   return Report(name == "decode"    ? BenchDecode(*model, state.options)
                 : name == "prefill" ? BenchPrefill(*model, state.options)
                                     : BenchServe(*std::move(model), config, state.options),
@@ -98,6 +127,12 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
   AddModelOptions(command.app, &state->model, &state->config);
   command.app->add_option("--context", state->options.context, "tokens before the measured part, or of the prompt")
       ->check(CLI::Range(0, 1 << 20));
+  if (name == "policies") {
+    AddStrategyOptions(command.app, &state->config);
+    command.app->add_option("--kv", state->kv, "KV policy object; once for each policy, the first is what the others are held against")
+        ->type_name("JSON")
+        ->allow_extra_args(false);
+  }
   if (name != "serve") {
     command.app->add_option("--random-weights", state->random_weights, "in place of --model: llama-3.1-8b, llama-3.2-1b, smollm2-135m")
         ->type_name("SHAPE");
@@ -110,7 +145,7 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
   if (name != "attention") {
     command.app->add_option("--tokens", state->options.tokens, "tokens decoded a sequence")->check(CLI::Range(1, 1 << 20));
   }
-  command.app->add_option("--batch", state->options.batch, "sequences side by side")->check(CLI::Range(1, 4096));
+  if (name != "policies") command.app->add_option("--batch", state->options.batch, "sequences side by side")->check(CLI::Range(1, 4096));
   command.app->add_option("--repeat", state->options.repeat, "runs; the median counts")->check(CLI::Range(1, 1000));
   command.app->add_option("--max-step-tokens", state->options.max_step_tokens, "rows of a step")->check(CLI::Range(1, 65536));
   const auto common = command.common;
@@ -121,7 +156,7 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
 }  // namespace
 
 std::vector<Command> AddBenchCommands(CLI::App* root) {
-  CLI::App* bench = root->add_subcommand("bench", "measure speed: attention, decode, prefill, serve");
+  CLI::App* bench = root->add_subcommand("bench", "measure speed: attention, decode, prefill, serve, policies");
   bench->require_subcommand(1);
   bench->footer("Each has its own help:\n  loupe bench decode --help");
   const std::string model = " --model models/SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -131,7 +166,9 @@ std::vector<Command> AddBenchCommands(CLI::App* root) {
                  "loupe bench decode" + model + " --context 2048 --batch 8"),
           AddOne(bench, "prefill", "tokens per second of a prompt of --context tokens", "loupe bench prefill" + model + " --context 2048"),
           AddOne(bench, "serve", "the whole engine: --batch streams at a time, prompts of --context tokens",
-                 "loupe bench serve" + model + " --context 128 --batch 8 --tokens 128")};
+                 "loupe bench serve" + model + " --context 128 --batch 8 --tokens 128"),
+          AddOne(bench, "policies", "what KV policies cost in a prompt and in decode steps, in turn in one run",
+                 "loupe bench policies" + model + " --context 4096 --kv '{\"policy\":\"full\"}' --kv '{\"policy\":\"h2o\",\"budget\":{\"ratio\":0.25}}'")};
 }
 
 }  // namespace loupe

@@ -7,8 +7,8 @@
 #include "engine/eval/plot.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
+#include "server/commands/policies.h"
 #include "server/commands/progress.h"
-#include "server/kv_json.h"
 #include "server/logging.h"
 
 namespace loupe {
@@ -21,22 +21,6 @@ struct State {
   KlOptions kl;
   int limit = 0;
 };
-
-absl::StatusOr<std::vector<EvalPolicy>> ParsePolicies(const std::vector<std::string>& texts) {
-  std::vector<EvalPolicy> policies;
-  for (const std::string& text : texts) {
-    auto options = ParseKvOptions(text);
-    if (!options.ok()) return options.status();
-    if (options->policy == "auto") {
-      return absl::InvalidArgumentError("kv.policy: an evaluation compares named policies; 'auto' chooses by load");
-    }
-    policies.push_back({*options, KvOptionsToJson(*options).dump()});
-  }
-  if (policies.empty())
-    return absl::InvalidArgumentError(
-        "eval needs at least one --kv '{\"policy\":\"snapkv\",\"budget\":{\"ratio\":0.25}}'");
-  return policies;
-}
 
 // Results of polykv depend on the strategy: its name and fingerprint become part of the label.
 void NameStrategies(const LoadedModel& model, std::vector<EvalPolicy>* policies) {

@@ -79,6 +79,15 @@ def test_bench_needs_no_model_file(case):
     refused(run_cli("bench", case, "--random-weights", "smollm2-135m", "--model", MODEL))
 
 
+def test_bench_says_what_policies_cost():
+    flags = [f for kv in ('{"policy":"full"}', '{"policy":"h2o","budget":{"ratio":0.25}}') for f in ("--kv", kv)]
+    r = run_cli("bench", "policies", "--json", "--model", MODEL, "--context", 192, "--tokens", 4, "--repeat", 1, *flags)
+    full, h2o = (json.loads(line) for line in r.stdout.splitlines())
+    assert full["prefill_time_ratio"] == full["decode_speed_ratio"] == 1 and full["bytes_ratio"] >= 1
+    assert h2o["bytes_ratio"] <= 0.25 and h2o["prefill_ms"] > 0 and h2o["decode_us"] > 0
+    assert "--kv" in refused(run_cli("bench", "policies", "--model", MODEL))
+
+
 def test_health(server):
     address = f"127.0.0.1:{server.management_port}"
     assert cli_json("health", "--management", address) == {"live": True, "ready": True, "phase": "ready", "reason": ""}
@@ -115,8 +124,8 @@ def test_bad_usage(args):
 @pytest.mark.parametrize("args, says", [
     ([], "loupe needs a command: serve, generate, "),
     (["sing"], "loupe has no command 'sing': serve, generate, "),
-    (["bench"], "loupe bench needs a command: attention, decode, prefill, serve; see loupe bench --help"),
-    (["bench", "sing"], "loupe bench has no command 'sing': attention, decode, prefill, serve"),
+    (["bench"], "loupe bench needs a command: attention, decode, prefill, serve, policies; see loupe bench --help"),
+    (["bench", "sing"], "loupe bench has no command 'sing': attention, decode, prefill, serve, policies"),
     (["generate", "--wings", "2"], "loupe generate does not know '--wings'; see loupe generate --help"),
     (["eval", "kl", "--context", "many"], "see loupe eval kl --help"),
     (["serve", "--model", "nowhere.gguf"], "deploy/quickstart.sh"),

@@ -16,7 +16,7 @@ class SmallNorm final : public Scorer {
   }
 };
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&) { return std::make_unique<SmallNorm>(); }
+std::unique_ptr<Scorer> MakeScorer(const KvOptions&, const EvictionBudget&, const PolicyContext&) { return std::make_unique<SmallNorm>(); }
 
 }  // namespace
 

@@ -32,7 +32,7 @@ class Dice final : public Scorer {
   uint64_t seed_;
 };
 
-std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget&) {
+std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget&, const PolicyContext&) {
   return std::make_unique<Dice>(static_cast<uint64_t>(NumberParam(options, "seed")));
 }
 

@@ -328,7 +328,7 @@ TEST(PolicySignals, MassesOfTheLastDecodeRow) {
 TEST(PolicySignals, NormsAndSurprisalAddUpOverChunks) {
   HarnessOptions options;
   KvHarness harness(options);
-  ProbePolicy policy({.column_stride = 4, .key_norms = true, .output_norms = true, .surprisal = true});
+  ProbePolicy policy({.columns = {.stride = 4}, .key_norms = true, .output_norms = true, .surprisal = true});
   Driven driven(&harness, policy);
   EXPECT_TRUE(harness.cache().WantsSurprisal(driven.seq));
   int calls = 0;
@@ -367,6 +367,40 @@ TEST(PolicySignals, NormsAndSurprisalAddUpOverChunks) {
   driven.Step(2, 0, false);
   driven.Step(14, 0, true);
   EXPECT_EQ(calls, 1);
+}
+
+TEST(PolicySignals, TheEndOfAPromptIsSummedRowByRow) {
+  for (const std::vector<int>& chunks : {std::vector<int>{21}, {5, 2, 14}, {18, 3}, {17, 2, 1, 1}, {20, 1}}) {
+    KvHarness harness(HarnessOptions{});
+    ProbePolicy policy({.columns = {.stride = 4, .dense_from = 18}});
+    Driven driven(&harness, policy);
+    int calls = 0;
+    policy.after_prefill_view = [&](const SequenceView& view) {
+      ++calls;
+      for (const ListView& list : view.lists) {
+        for (const std::span<const float> sums : list.column_sums) {
+          double total = 0;
+          for (const float x : sums) total += static_cast<double>(x);
+          EXPECT_NEAR(total, 7, 1e-4) << "rows 3, 7, 11, 15, 18, 19 and 20, each with probability 1";
+          EXPECT_GT(sums[20], 0.f);
+        }
+      }
+    };
+    for (size_t i = 0; i < chunks.size(); ++i) driven.Step(chunks[i], 0, i + 1 == chunks.size());
+    EXPECT_EQ(calls, 1);
+  }
+}
+
+TEST(PolicySignals, SampledRowsAreCounted) {
+  for (const int stride : {1, 3, 32}) {
+    for (const int dense_from : {0, 1, 31, 32, 64, std::numeric_limits<int>::max()}) {
+      const SampledRows rows{stride, dense_from};
+      for (int end = 0, count = 0; end < 100; ++end) {
+        EXPECT_EQ(rows.Below(end), count) << stride << " " << dense_from << " " << end;
+        count += (end + 1) % stride == 0 || end >= dense_from;
+      }
+    }
+  }
 }
 
 TEST(PolicySignals, TheFullPolicyIsNeverAsked) {
