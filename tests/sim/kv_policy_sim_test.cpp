@@ -252,6 +252,14 @@ TEST_F(KvPolicySim, TheServersDefaultAndAuto) {
   kv = report(50, std::nullopt);
   EXPECT_EQ(kv.policy, "full");
   EXPECT_NE(kv.reason.find("kv.protect.ranges"), std::string::npos) << kv.reason;
+  // Neither is a short prompt refused for a default whose share of it is less than a page.
+  for (const char* policy : {"auto", "snapkv"}) {
+    Make(Limits(8, 8, 64), {Kv(policy, KvBudget::Kind::kRatio, 0.25), false});
+    kv = report(20, std::nullopt);
+    EXPECT_EQ(kv.policy, "full");
+    EXPECT_NE(kv.reason.find("does not fit this prompt"), std::string::npos) << kv.reason;
+    EXPECT_LE(report(400, std::nullopt).bytes_ratio, 0.25);
+  }
 }
 
 }  // namespace
