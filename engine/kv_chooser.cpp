@@ -15,6 +15,8 @@ bool DropsNothing(const KvBudget& budget) {
   return budget.kind == KvBudget::Kind::kNone || (budget.kind == KvBudget::Kind::kRatio && budget.value >= 1);
 }
 
+std::string ShortPrompt(int tokens) { return absl::StrCat("auto: full, the prompt has ", tokens, " tokens, below ", kShortPrompt); }
+
 std::shared_ptr<const Policy> Full() { return {std::shared_ptr<const Policy>(), &FullPolicy()}; }
 
 }  // namespace
@@ -72,11 +74,12 @@ absl::StatusOr<KvChoice> KvChooser::Choose(const Request& request) const {
     const KvProtect& protect = request.kv->protect;
     if (!protect.messages.empty() || !protect.roles.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("kv.protect.", protect.messages.empty() ? "roles" : "messages",
-                                                     ": only the messages of a chat can be protected; give ranges of tokens"));
+                                                     ": only the messages of a chat request (HTTP or gRPC) can be protected; give ranges of tokens"));
     }
     return request.kv->policy == "auto" ? ChooseAuto(*request.kv, prompt_tokens) : Make(*request.kv, prompt_tokens, "requested");
   }
   if (!defaults_.kv) return ChooseAuto(KvOptions{}, prompt_tokens);
+  if (defaults_.kv->policy == "auto" && prompt_tokens < kShortPrompt) return KvChoice{Full(), ShortPrompt(prompt_tokens), false};
   auto choice = defaults_.kv->policy == "auto" ? ChooseAuto(*defaults_.kv, prompt_tokens)
                                                : Make(*defaults_.kv, prompt_tokens, "the server's default (--kv)");
   if (choice.ok()) return choice;
@@ -100,7 +103,7 @@ void KvChooser::Decide(int64_t needed, int64_t free, int prompt_tokens, KvChoice
   const std::string policy(choice->policy->name());
   if (prompt_tokens < kShortPrompt) {
     choice->policy = Full();
-    choice->reason = absl::StrCat("auto: full, the prompt has ", prompt_tokens, " tokens, below ", kShortPrompt);
+    choice->reason = ShortPrompt(prompt_tokens);
   } else if (needed <= free / 2) {
     choice->policy = Full();
     choice->reason = absl::StrCat("auto: full takes ", needed, " of ", free, " free bytes, at most half");

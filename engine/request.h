@@ -78,7 +78,8 @@ struct KvReport {
   std::string policy;
   std::string reason;  // why auto chose it, or "requested"
   int64_t device_bytes = 0, host_bytes = 0, full_bytes = 0;
-  double bytes_ratio = 0, peak_bytes_ratio = 0;
+  double bytes_ratio = 0, peak_bytes_ratio = 0;  // of prompt_full_bytes
+  int64_t prompt_full_bytes = 0;                 // what the prompt costs in the model's own type
   int64_t lists = 0;
   int64_t entries_kept = 0, entries_merged = 0, entries_dropped = 0, entries_on_host = 0;
   double key_bits = 16, value_bits = 16;

@@ -145,6 +145,7 @@ KvReport EngineSequence::MakeKvReport(const KvSequenceReport& last) const {
   const KvSequenceReport& at_prompt = prefill_report_ ? *prefill_report_ : last;
   if (at_prompt.full_bytes > 0) {
     const double full = static_cast<double>(at_prompt.full_bytes);
+    report.prompt_full_bytes = at_prompt.full_bytes;
     report.bytes_ratio = static_cast<double>(at_prompt.device_bytes) / full;
     report.peak_bytes_ratio = static_cast<double>(at_prompt.peak_device_bytes) / full;
   }

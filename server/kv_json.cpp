@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvcache/policies/registry.h"
 #include "nlohmann/json.hpp"
+#include "server/http_json.h"
 
 namespace loupe {
 namespace {
@@ -148,9 +149,9 @@ absl::StatusOr<KvOptions> ParseKvOptions(const Json& json) {
 }
 
 absl::StatusOr<KvOptions> ParseKvOptions(const std::string& text) {
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) return absl::InvalidArgumentError(absl::StrCat("kv: not valid JSON: ", text));
-  return ParseKvOptions(json);
+  const auto json = ParseJson(text);
+  if (!json.ok()) return absl::InvalidArgumentError(absl::StrCat("kv: ", std::string(json.status().message()), ": ", text));
+  return ParseKvOptions(*json);
 }
 
 Json KvOptionsToJson(const KvOptions& options) {

@@ -182,8 +182,13 @@ KvReport SumReports(const std::vector<KvReport>& reports) {
     sum.lowered += r.lowered;
     if (r.estimated_error) sum.estimated_error = std::max(sum.estimated_error.value_or(0), *r.estimated_error);
   }
-  if (reports.size() > 1 && sum.full_bytes > 0)
-    sum.bytes_ratio = static_cast<double>(sum.device_bytes) / static_cast<double>(sum.full_bytes);
+  // At the end of each prompt, as for one alone.
+  double device = 0, full = 0;
+  for (const KvReport& r : reports) {
+    device += r.bytes_ratio * static_cast<double>(r.prompt_full_bytes);
+    full += static_cast<double>(r.prompt_full_bytes);
+  }
+  if (full > 0) sum.bytes_ratio = device / full;
   sum.entries_by_format.assign(formats.begin(), formats.end());
   return sum;
 }

@@ -137,7 +137,7 @@ absl::Status Calibration::ReadPrompts() {
                                   options_.prompts, options_.seed);
   if (!windows.ok()) return windows.status();
   for (const TextWindow& window : *windows) {
-    texts_.push_back({absl::StrCat(window.file, "@", window.first), window.ids, options_.context,
+    texts_.push_back({absl::StrCat(window.file, "@", window.first, " ", Fingerprint(window.ids)), window.ids, options_.context,
                       std::vector<bool>(static_cast<size_t>(options_.continuation), true)});
   }
   for (const EvalItem& item : options_.items) {
@@ -149,6 +149,7 @@ absl::Status Calibration::ReadPrompts() {
     const std::vector<int32_t> gold = model_.tokenizer->Encode(GoldText(item), false, false);
     prompt.ids.insert(prompt.ids.end(), asked.begin(), asked.end());
     prompt.ids.insert(prompt.ids.end(), gold.begin(), gold.end());
+    absl::StrAppend(&prompt.id, " ", Fingerprint(prompt.ids));
     // The row before each token of the answer predicts it.
     prompt.counted.assign(asked.size() + gold.size() - 1, false);
     for (size_t i = std::max<size_t>(asked.size(), 1) - 1; i < prompt.counted.size(); ++i) prompt.counted[i] = true;

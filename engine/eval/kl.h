@@ -21,7 +21,7 @@ struct KlOptions {
   int continuation = 128;  // predictions compared in a window
   uint64_t seed = 1;
   int chunk = 512;       // prompt rows of a step
-  std::string model_id;  // what tells models apart in a results file
+  std::string model_id;  // what tells models apart in a results file: their weights, and how they are computed
 };
 
 struct KlResult {

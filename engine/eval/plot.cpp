@@ -124,9 +124,15 @@ std::string ToSvg(const Plot& plot) {
   return svg + "</svg>\n";
 }
 
-absl::Status WriteSvg(const Plot& plot, const std::string& path) {
+absl::Status CheckPlotPath(const std::string& path) {
   if (!path.ends_with(".svg"))
     return absl::InvalidArgumentError(absl::StrCat("--plot ", path, ": the name must end in .svg"));
+  if (!std::ofstream(path, std::ios::app)) return absl::InvalidArgumentError(absl::StrCat("--plot ", path, " cannot be written"));
+  return absl::OkStatus();
+}
+
+absl::Status WriteSvg(const Plot& plot, const std::string& path) {
+  if (absl::Status s = CheckPlotPath(path); !s.ok()) return s;
   std::ofstream out(path, std::ios::binary);
   out << ToSvg(plot);
   out.close();

@@ -25,7 +25,8 @@ struct Plot {
 
 // x is shown in percent on a logarithmic axis.
 std::string ToSvg(const Plot& plot);
-// INVALID_ARGUMENT if the file cannot be written or does not end in .svg.
+// INVALID_ARGUMENT if the file cannot be written or does not end in .svg: asked before a long run, and again by WriteSvg.
+absl::Status CheckPlotPath(const std::string& path);
 absl::Status WriteSvg(const Plot& plot, const std::string& path);
 
 }  // namespace loupe

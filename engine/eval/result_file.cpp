@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/load/read_text.h"
 
 namespace loupe {
@@ -50,6 +51,16 @@ absl::StatusOr<ResultFile> ResultFile::Open(const std::string& path) {
 
 ResultFile::ResultFile(ResultFile&& other) noexcept
     : file_(std::exchange(other.file_, nullptr)), path_(std::move(other.path_)), cells_(std::move(other.cells_)) {}
+std::string Fingerprint(std::string_view bytes) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return absl::StrFormat("%016x", hash);
+}
+
+std::string Fingerprint(std::span<const int32_t> ids) {
+  return Fingerprint(std::string_view(reinterpret_cast<const char*>(ids.data()), ids.size_bytes()));
+}
+
 ResultFile::~ResultFile() {
   if (file_ != nullptr) std::fclose(file_);
 }

@@ -3,8 +3,11 @@
 // {"cell": KEY, "result": {...}}. The key says everything that the result depends on. One writer at a time.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
+#include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "absl/status/status.h"
@@ -12,6 +15,10 @@
 #include "nlohmann/json.hpp"
 
 namespace loupe {
+
+// 16 hex digits (FNV-1a) for what is too long to stand in a key: a name alone does not say what was measured.
+std::string Fingerprint(std::string_view bytes);
+std::string Fingerprint(std::span<const int32_t> ids);
 
 class ResultFile {
  public:

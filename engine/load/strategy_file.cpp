@@ -281,6 +281,10 @@ absl::StatusOr<std::vector<std::shared_ptr<const Strategy>>> LoadStrategies(cons
     if (!text.ok()) return text.status();
     auto strategy = ParseStrategy(*text, fs::path(path).stem().string());
     if (!strategy.ok()) return refuse(strategy.status());
+    for (const auto& other : strategies) {
+      if (other->name != strategy->name) continue;
+      return refuse(absl::InvalidArgumentError(absl::StrCat("another one is called ", strategy->name, " too; a request could ask for the first only")));
+    }
     absl::Status fits = CheckDimensions(*strategy, model.config);
     if (fits.ok()) {
       if (hash.empty()) hash = HashWeights(model.file, model.gguf);

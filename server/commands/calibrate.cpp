@@ -9,6 +9,7 @@
 #include "engine/calibrate/polykv.h"
 #include "engine/load/strategy_file.h"
 #include "server/commands/command.h"
+#include "server/commands/policies.h"
 #include "server/commands/progress.h"
 #include "server/logging.h"
 
@@ -58,7 +59,9 @@ absl::Status Calibrate(State& s, bool json) {
   auto hash = HashWeights(s.model);
   if (!hash.ok()) return hash.status();
   s.polykv.weights_hash = *hash;
-  s.polykv.model_id = absl::StrCat(*hash, s.config.backend.exact ? ":exact" : "");
+  const auto id = MeasuredModel(s.model, *model, s.config);
+  if (!id.ok()) return id.status();
+  s.polykv.model_id = *id;
   std::sort(s.polykv.means.begin(), s.polykv.means.end());
   s.polykv.means.erase(std::unique(s.polykv.means.begin(), s.polykv.means.end()), s.polykv.means.end());
   FitOptions& fit = s.polykv.fit;
@@ -104,10 +107,10 @@ void AddFit(CLI::App* app, State* s) {
   app->add_option("--sensitivity", s->sensitivity, "paper: budgets by attention entropy, or by the worst change of NLL")
       ->check(CLI::IsMember({"entropy", "nll"}));
   app->add_option("--needle-weight", s->polykv.fit.needle_weight, "of items beside text, in the joint cost")
-      ->check(CLI::Range(0.0, 1e3));
+      ->check(CLI::Range(0.0, 1e3) & IsANumber());
   app->add_option("--pin-share", s->polykv.fit.pin_share,
                   "of what items lose: the lists that carry it keep the mean budget at least")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(CLI::Range(0.0, 1.0) & IsANumber());
   app->add_option("--budget", s->polykv.means,
                   "mean entries a list; a request's budget lies between two of them (several)")
       ->check(CLI::Range(16, 1 << 20));

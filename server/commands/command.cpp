@@ -27,6 +27,10 @@ Command MakeCommand(CLI::App* parent, const std::string& name, const std::string
   return command;
 }
 
+CLI::Validator IsANumber() {
+  return CLI::Validator([](std::string& text) { return text.find_first_of("nN") == std::string::npos ? "" : text + " is not a number"; }, "");
+}
+
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   switch (status.code()) {

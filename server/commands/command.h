@@ -39,6 +39,9 @@ Command MakeCommand(CLI::App* parent, const std::string& name, const std::string
 // the caller's (2), the rest is 1.
 int Fail(const absl::Status& status);
 
+// Beside CLI::Range, which NaN passes.
+CLI::Validator IsANumber();
+
 // The options that every command with a model has, and what they fill.
 struct EngineConfig;
 void AddModelOptions(CLI::App* app, std::string* model, EngineConfig* config);

@@ -140,18 +140,19 @@ absl::Status RunSuite(const std::string& name, State& state, bool json) {
     if (!read.ok()) return read.status();
     items.items = *std::move(read);
   }
+  if (absl::Status s = state.plot.empty() ? absl::OkStatus() : CheckPlotPath(state.plot); !s.ok()) return s;
   auto results = ResultFile::Open(state.results);
   if (!results.ok()) return results.status();
   state.config.max_step_tokens = std::max(state.kl.chunk, 3 * static_cast<int>(policies->size()) + 4);
   auto model = LoadModel(state.model, state.config);
   if (!model.ok()) return model.status();
   NameStrategies(*model, &*policies);
-  const std::string id =
-      absl::StrCat(model->config.architecture, ":", model->file_bytes, state.config.backend.exact ? ":exact" : "");
+  const auto id = MeasuredModel(state.model, *model, state.config);
+  if (!id.ok()) return id.status();
   Plot plot;
   plot.x_label = "bytes on the device at the end of the prompt, of the full cache";
   if (name == "kl") {
-    state.kl.model_id = id;
+    state.kl.model_id = *id;
     auto result = EvalKl(*model, *policies, state.kl, *results, ProgressOnStderr());
     if (!result.ok()) return result.status();
     PrintKl(*result, state.kl, json);
@@ -159,7 +160,7 @@ absl::Status RunSuite(const std::string& name, State& state, bool json) {
     plot.log_y = true;
     for (const KlResult& r : *result) AddSeries(r.label, r.bytes_ratio, r.kl_mean, r.kl_ci95, &plot);
   } else {
-    items.question_inside = state.question == "inside", items.chunk = state.kl.chunk, items.model_id = id;
+    items.question_inside = state.question == "inside", items.chunk = state.kl.chunk, items.model_id = *id;
     auto result = EvalItems(*model, *policies, items, *results, ProgressOnStderr());
     if (!result.ok()) return result.status();
     PrintItems(*result, state, json);

@@ -46,6 +46,15 @@ def test_one_batch_mixes_policies_and_each_gets_what_it_gets_alone(server):
     server.wait_idle()
 
 
+def test_the_ratio_of_several_answers_is_that_of_one(server):
+    kv = {"policy": "snapkv", "budget": {"ratio": 0.25}}
+    _, alone = answer(server, kv, prompt=LONG[:2000], max_tokens=60)
+    _, three = answer(server, kv, prompt=LONG[:2000], max_tokens=60, n=3)
+    assert three["bytes_ratio"] == pytest.approx(alone["bytes_ratio"]) and alone["bytes_ratio"] <= 0.25
+    _, two = answer(server, kv, prompt=[LONG[:2000], LONG[:3000]], max_tokens=60)
+    assert two["bytes_ratio"] <= 0.25
+
+
 def test_ratio_one_is_full(server):
     text, full = answer(server, {"policy": "full"})
     for policy in ("streaming", "h2o", "snapkv", "pyramidkv"):

@@ -66,6 +66,9 @@ def main():
     parser.add_argument("--model", default="models/SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     args = parser.parse_args()
+    for path, flag in ((args.loupe, "--loupe"), (args.model, "--model"), (args.text, "--text")):
+        if not pathlib.Path(path).exists():
+            parser.error(f"{flag}: no such file: {path}")
     books = [sentences_of(p.read_text("utf-8")) for p in sorted(args.text.glob("*.txt"))]
     sample = " ".join(books[0][:400])
     bytes_per_token = len(sample) / tokens_in(args.loupe, args.model, sample)
