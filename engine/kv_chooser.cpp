@@ -74,7 +74,7 @@ absl::StatusOr<KvChoice> KvChooser::Choose(const Request& request) const {
     const KvProtect& protect = request.kv->protect;
     if (!protect.messages.empty() || !protect.roles.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("kv.protect.", protect.messages.empty() ? "roles" : "messages",
-                                                     ": only the messages of a chat request (HTTP or gRPC) can be protected; give ranges of tokens"));
+                                                     ": only messages of a chat (HTTP or gRPC) can be protected; give ranges of tokens"));
     }
     return request.kv->policy == "auto" ? ChooseAuto(*request.kv, prompt_tokens) : Make(*request.kv, prompt_tokens, "requested");
   }

@@ -22,8 +22,9 @@ struct PolicyCost {
   double bytes_ratio = 1;     // device bytes when the policy had acted, over dense entries without slack
 };
 
-// `options`: context, tokens, repeat (rounds, after one that warms up) and max_step_tokens; one sequence at a time. INVALID_ARGUMENT: a policy's
-// object, naming its field, or a context that the model does not have.
-absl::StatusOr<std::vector<PolicyCost>> BenchPolicies(LoadedModel& model, const BenchOptions& options, std::span<const EvalPolicy> policies);
+// `options`: context, tokens, repeat (rounds, after one that warms up) and max_step_tokens; one sequence at a time.
+// INVALID_ARGUMENT: a policy's object, naming its field, or a context that the model does not have.
+absl::StatusOr<std::vector<PolicyCost>> BenchPolicies(LoadedModel& model, const BenchOptions& options,
+                                                      std::span<const EvalPolicy> policies);
 
 }  // namespace loupe

@@ -20,7 +20,8 @@ struct Cell {
 };
 
 std::string CellKey(const ItemsOptions& o, const EvalItem& item, const std::string& label) {
-  std::string content = absl::StrCat(item.context, "\n", item.question, "\n", item.answer_prefix, "\n", item.scoring, "\n", item.max_new_tokens);
+  std::string content = absl::StrCat(item.context, "\n", item.question, "\n", item.answer_prefix, "\n", item.scoring, "\n",
+                                     item.max_new_tokens);
   for (const std::string& answer : item.answers) absl::StrAppend(&content, "\n", answer);
   return absl::StrCat("items|", o.model_id, "|", item.id, " ", Fingerprint(content), "|", item.context.size(), "|",
                       o.question_inside ? "inside" : "outside", "|chunk ", o.chunk, "|", label);

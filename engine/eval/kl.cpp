@@ -12,8 +12,8 @@ namespace {
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 std::string CellKey(const KlOptions& o, const TextWindow& window, const EvalPolicy& policy) {
-  return absl::StrCat("kl|", o.model_id, "|", window.file, "@", window.first, " ", Fingerprint(window.ids), "|", o.context, "+", o.continuation,
-                      "|chunk ", o.chunk, "|", policy.label);
+  return absl::StrCat("kl|", o.model_id, "|", window.file, "@", window.first, " ", Fingerprint(window.ids), "|", o.context, "+",
+                      o.continuation, "|chunk ", o.chunk, "|", policy.label);
 }
 
 // What one window says of one policy.

@@ -283,7 +283,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const Strategy>>> LoadStrategies(cons
     if (!strategy.ok()) return refuse(strategy.status());
     for (const auto& other : strategies) {
       if (other->name != strategy->name) continue;
-      return refuse(absl::InvalidArgumentError(absl::StrCat("another one is called ", strategy->name, " too; a request could ask for the first only")));
+      return refuse(absl::InvalidArgumentError(absl::StrCat("another one is called ", strategy->name, " too; rename one of them")));
     }
     absl::Status fits = CheckDimensions(*strategy, model.config);
     if (fits.ok()) {

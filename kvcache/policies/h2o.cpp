@@ -56,7 +56,8 @@ class HeavyHitter final : public Scorer {
 std::unique_ptr<Scorer> MakeScorer(const KvOptions& options, const EvictionBudget& budget, const PolicyContext& context) {
   const SampledRows rows{.stride = static_cast<int>(NumberParam(options, "stride")),
                          .dense_from = std::max(0, context.num_prompt - static_cast<int>(NumberParam(options, "tail")))};
-  return std::make_unique<HeavyHitter>(rows, context.num_prompt, WordParam(options, "sums") == "normalised", budget.decode != DecodeForm::kAppend);
+  return std::make_unique<HeavyHitter>(rows, context.num_prompt, WordParam(options, "sums") == "normalised",
+                                       budget.decode != DecodeForm::kAppend);
 }
 
 }  // namespace

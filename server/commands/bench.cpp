@@ -80,8 +80,8 @@ int ComparePolicies(LoadedModel& model, const State& state, bool json) {
                                           {"bytes_ratio", c.bytes_ratio}};
       std::printf("%s\n", out.dump().c_str());
     } else {
-      std::printf("%10.1f %8.3f %10.1f %8.3f %6.1f %%  %s\n", c.prefill_ms, c.prefill_ratio, c.decode_us, c.decode_ratio, 100 * c.bytes_ratio,
-                  c.label.c_str());
+      std::printf("%10.1f %8.3f %10.1f %8.3f %6.1f %%  %s\n", c.prefill_ms, c.prefill_ratio, c.decode_us, c.decode_ratio,
+                  100 * c.bytes_ratio, c.label.c_str());
     }
   }
   return kExitOk;
@@ -168,7 +168,8 @@ std::vector<Command> AddBenchCommands(CLI::App* root) {
           AddOne(bench, "serve", "the whole engine: --batch streams at a time, prompts of --context tokens",
                  "loupe bench serve" + model + " --context 128 --batch 8 --tokens 128"),
           AddOne(bench, "policies", "what KV policies cost in a prompt and in decode steps, in turn in one run",
-                 "loupe bench policies" + model + " --context 4096 --kv '{\"policy\":\"full\"}' --kv '{\"policy\":\"h2o\",\"budget\":{\"ratio\":0.25}}'")};
+                 "loupe bench policies" + model + " --context 4096 --kv '{\"policy\":\"full\"}' "
+                 "--kv '{\"policy\":\"h2o\",\"budget\":{\"ratio\":0.25}}'")};
 }
 
 }  // namespace loupe

@@ -28,7 +28,8 @@ Command MakeCommand(CLI::App* parent, const std::string& name, const std::string
 }
 
 CLI::Validator IsANumber() {
-  return CLI::Validator([](std::string& text) { return text.find_first_of("nN") == std::string::npos ? "" : text + " is not a number"; }, "");
+  const auto check = [](std::string& text) { return text.find_first_of("nN") == std::string::npos ? "" : text + " is not a number"; };
+  return CLI::Validator(check, "");
 }
 
 int Fail(const absl::Status& status) {
