@@ -37,6 +37,8 @@ Finished End(int index, FinishReason reason, int tokens) {
   finished.usage.kv.policy = "full";
   finished.usage.kv.device_bytes = 100;
   finished.usage.kv.full_bytes = 80;
+  finished.usage.kv.prompt_full_bytes = 60;
+  finished.usage.kv.bytes_ratio = sample == 0 ? 0.5 : 0.25;
   finished.usage.kv.entries_by_format = {{"dense", 10}};
   return finished;
 }
@@ -98,7 +100,7 @@ TEST(OpenAiResponse, ManyPromptsAndSamples) {
   EXPECT_EQ(whole["usage"]["prompt_tokens"], 4);
   EXPECT_EQ(whole["usage"]["completion_tokens"], 4);
   EXPECT_EQ(whole["usage"]["kv"]["bytes"]["device"], 400);
-  EXPECT_EQ(whole["usage"]["kv"]["bytes_ratio"], 1.25);
+  EXPECT_EQ(whole["usage"]["kv"]["bytes_ratio"], 0.375) << "at the end of the prompts, not of the answers";
   EXPECT_EQ(whole["usage"]["kv"]["entries_by_format"]["dense"], 40);
   EXPECT_EQ(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 4);
 }
