@@ -38,7 +38,7 @@ Finished End(int index, FinishReason reason, int tokens) {
   finished.usage.kv.device_bytes = 100;
   finished.usage.kv.full_bytes = 80;
   finished.usage.kv.prompt_full_bytes = 60;
-  finished.usage.kv.bytes_ratio = sample == 0 ? 0.5 : 0.25;
+  finished.usage.kv.bytes_ratio = index == 0 ? 0.5 : 0.25;
   finished.usage.kv.entries_by_format = {{"dense", 10}};
   return finished;
 }
