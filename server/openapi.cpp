@@ -120,7 +120,8 @@ Json Answers(const Operation& operation) {
   Json answers = Json::object();
   const Json schema = *operation.answer == '\0' ? Json{{"type", "object"}} : SchemaRef(operation.answer);
   answers["200"] = {{"description", "The answer."}, {"content", {{"application/json", {{"schema", schema}}}}}};
-  if (operation.errors == kGeneration) answers["200"]["content"]["text/event-stream"] = {{"schema", {{"type", "string"}}}};
+  // Without a schema: readers of 3.1 apply it to the text or to each event, as they see fit.
+  if (operation.errors == kGeneration) answers["200"]["content"]["text/event-stream"] = Json::object();
   for (const auto& [status, meaning] : kMeanings) {
     if (std::string_view(operation.errors).find(status) == std::string_view::npos) continue;
     const bool health = status == "503" && std::string_view(operation.path) == "/health";
