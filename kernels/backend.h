@@ -99,6 +99,7 @@ class Backend {
   virtual void AppendKv(const AppendKvArgs& args, Stream& stream) = 0;
   virtual void Attend(const AttendArgs& args, Stream& stream) = 0;
   virtual void CopyEntries(const CopyEntriesArgs& args, Stream& stream) = 0;
+  virtual void TranscodeEntries(const TranscodeEntriesArgs& args, Stream& stream) = 0;
   virtual void MergeEntries(const MergeEntriesArgs& args, Stream& stream) = 0;
   virtual void SumAttention(const SumAttentionArgs& args, Stream& stream) = 0;
   virtual void SummariseKeys(const SummariseKeysArgs& args, Stream& stream) = 0;

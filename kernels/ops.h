@@ -89,19 +89,23 @@ struct Rotation {
   bool interleaved = true;
 };
 
-// Writes one key and one value per (row, kv head) into its slot, encoding on the way.
+// Writes one key and one value per (row, kv head) into its slot, encoding on the way: nothing dense is written for a coded
+// slot, and its codes are those of spherical.h, bit by bit.
 struct AppendKvArgs {
   Tensor k;       // [T, G, D] f32, after RoPE; or before it, if there is a rotation: then its contents are lost
   Tensor v;       // [T, G, D] f32
   Tensor slots;   // [T, G] PageRef; `count` is the slot's index in the page. log_weights set: the slot's beta becomes 0
   void* arena = nullptr;
   Rotation rotation;  // optional
+  Tensor mean_keys;   // [G, D] f32, subtracted from keys that are coded; undefined: zero
+  Tensor faults;      // [1] i32, one more for every coded key or value that is not finite; optional
 };
 
 // Attention of every row over its lists, exact softmax over all pages whatever their format:
 //   x_e = scale * q . k_e + beta_e,  out = sum_e softmax(x)_e v_e
-// A list's entries are numbered through its pages in the order of the table. A row sees entries
-// [visible_begin, visible_end) of the table, and all entries of the extra pages. A row that sees nothing gives zeros.
+// A list's entries are numbered through its pages in the order of the table, 64 numbers a page, even where it holds fewer
+// (numbers without an entry are never seen). A row sees entries [visible_begin, visible_end) of the table, and all entries
+// of the extra pages. A row that sees nothing gives zeros.
 // Partial (max, sum, output) triples are merged in list order; a sink adds exp(sink) to the denominator.
 struct AttendArgs {
   Tensor q;              // [T, H, D] f32, after RoPE
@@ -115,7 +119,9 @@ struct AttendArgs {
   Tensor extra_counts;   // [B * G] i32, how many of them count now
   const void* arena = nullptr;
   float scale = 1;
-  Tensor sinks;  // [H] f32, optional: a logit per head that has no value
+  Tensor sinks;      // [H] f32, optional: a logit per head that has no value
+  Tensor mean_keys;  // [G, D] f32: what coded keys lack; undefined: zero
+  bool coded = false;  // some page of the step is coded: without it the coded readers are never looked for
   int prompt_rows = 0;
   Tensor out;  // [T, H, D] f32
 
@@ -154,6 +160,22 @@ struct CopyEntriesArgs {
   void* arena = nullptr;
 };
 
+// Moves single entries into slots of any format, log-weights included: equal codecs byte by byte, others by way of f32 (a
+// coded side is decoded, the mean key added; then coded anew). No entry is read that an earlier one of the call has written.
+struct EntryTranscode {
+  PageRef from;  // `count` is the slot
+  PageRef to;    // `count` is the slot
+  int32_t list = 0;  // layer * G + kv head, whose mean key counts
+};
+struct TranscodeEntriesArgs {
+  const EntryTranscode* entries = nullptr;  // host memory, read before the call returns
+  int64_t num_entries = 0;
+  int head_dim = 0;
+  void* arena = nullptr;
+  Tensor mean_keys;  // [L * G, D] f32; undefined: zero
+  Tensor faults;     // [1] i32, one more for every side that was to be coded and is not finite; optional
+};
+
 // What policies want to know of attention: how much probability each entry gets from some rows of one sequence.
 //   columns[h][e] += sum over rows of softmax(scale * q . k + beta)_e, over the entries that the row sees, sink included
 // Rows are added in their order, each as if it were alone, so that chunks of a prompt add up to the same bits. Two passes
@@ -168,6 +190,7 @@ struct SumAttentionArgs {
   const void* arena = nullptr;
   float scale = 1;
   Tensor sinks;                      // [H] f32, optional
+  Tensor mean_keys;                  // [G, D] f32: what coded keys lack; undefined: zero
   float* const* columns = nullptr;   // [H] arrays of 64 floats a page of the list of the head's group
 };
 
@@ -177,11 +200,12 @@ struct SummariseKeysArgs {
   int num_pages = 0;
   int head_dim = 0;
   const void* arena = nullptr;
+  const float* mean_key = nullptr;  // [D] on the device: what coded keys lack; null: zero
   float* norms = nullptr;      // [entries] Euclidean norm
   float* alignment = nullptr;  // [entries] cosine with the mean of all keys at length 1; optional
 };
 
-// Writes the weighted mean of some entries, keys and values alike, as one entry with a log-weight.
+// Writes the weighted mean of some entries, keys and values alike, as one entry with a log-weight. Dense pages only.
 struct MergeSource {
   PageRef entry;  // `count` is the slot
   float weight = 0;

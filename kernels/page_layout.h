@@ -1,12 +1,14 @@
 // The byte layout of KV pages, for every backend. A page holds up to 64 entries of one list in one format; the small
 // page holds up to 16. Both are sequences of blocks of 16 entries, so that a small page grows by copying one block.
 //
-//   page  := key plane | value plane | log-weight plane (only in classes that have one); planes 128-byte aligned
+//   page  := key plane | value plane | scale plane | log-weight plane; planes 128-byte aligned
 //   plane := blocks of 16 entries
 //   dense key block   [D][16]  2-byte elements: the 16 entries are the lanes of a vector
 //   dense value block [16][D]  2-byte elements: the head dimensions are the lanes
 //   f32 blocks                 as dense, with 4-byte elements
-//   log-weight plane  [entries] f32, natural logarithm; -inf removes the entry
+//   coded blocks               8, 4, 3 or 2 bits a coordinate (spherical.h)
+//   scale plane       [entries] fp16 of the keys, if they are coded, then [entries] of the values, if those are
+//   log-weight plane  [entries] f32, natural logarithm; -inf removes the entry; only in classes that have one
 //
 // Sizes are common to all backends; the order of elements inside a block is the backend's own.
 #pragma once
@@ -24,8 +26,19 @@ inline constexpr int64_t kPageAlignment = 128;
 enum class Codec : uint8_t {
   kDense = 0,  // 2-byte floats: fp16 on the CPU
   kF32 = 1,    // f32, what the exact mode calls dense
+  kS8 = 2,     // spherical codes (spherical.h) of 8, 4, 3, 2 bits a coordinate
+  kS4 = 3,
+  kS3 = 4,
+  kS2 = 5,
 };
-inline constexpr int kNumCodecs = 2;
+inline constexpr int kNumCodecs = 6;
+
+constexpr bool IsCoded(Codec codec) { return codec >= Codec::kS8; }
+// Of one coordinate, scales apart.
+constexpr int CodecBits(Codec codec) {
+  constexpr int kBits[kNumCodecs] = {16, 32, 8, 4, 3, 2};
+  return kBits[static_cast<int>(codec)];
+}
 
 struct PageFormat {
   Codec key = Codec::kDense;
@@ -43,12 +56,16 @@ struct PageClass {
   constexpr int entries() const { return small ? kSmallPageEntries : kPageEntries; }
 };
 
-// Bytes of one entry's key or value in a codec, scales included.
-inline constexpr int64_t CodecBytes(Codec codec, int head_dim) { return int64_t{codec == Codec::kF32 ? 4 : 2} * head_dim; }
+// Bytes of one entry's key or value in its plane, and with its scale.
+inline constexpr int64_t PlaneBytes(Codec codec, int head_dim) { return int64_t{CodecBits(codec)} * head_dim / 8; }
+inline constexpr int64_t ScaleBytes(Codec codec) { return IsCoded(codec) ? 2 : 0; }
+inline constexpr int64_t CodecBytes(Codec codec, int head_dim) { return PlaneBytes(codec, head_dim) + ScaleBytes(codec); }
 
 struct PageLayout {
-  int64_t value_offset = 0;       // the key plane starts at 0
-  int64_t log_weight_offset = 0;  // meaningful if the class has log-weights
+  int64_t value_offset = 0;        // the key plane starts at 0
+  int64_t key_scale_offset = 0;    // meaningful if keys are coded
+  int64_t value_scale_offset = 0;  // if values are
+  int64_t log_weight_offset = 0;   // if the class has log-weights
   int64_t bytes = 0;
 };
 
@@ -56,8 +73,10 @@ inline constexpr int64_t AlignPage(int64_t bytes) { return (bytes + kPageAlignme
 
 inline constexpr PageLayout MakePageLayout(const PageClass& c, int head_dim) {
   PageLayout layout;
-  layout.value_offset = AlignPage(c.entries() * CodecBytes(c.format.key, head_dim));
-  layout.log_weight_offset = layout.value_offset + AlignPage(c.entries() * CodecBytes(c.format.value, head_dim));
+  layout.value_offset = AlignPage(c.entries() * PlaneBytes(c.format.key, head_dim));
+  layout.key_scale_offset = layout.value_offset + AlignPage(c.entries() * PlaneBytes(c.format.value, head_dim));
+  layout.value_scale_offset = layout.key_scale_offset + c.entries() * ScaleBytes(c.format.key);
+  layout.log_weight_offset = AlignPage(layout.value_scale_offset + c.entries() * ScaleBytes(c.format.value));
   layout.bytes = layout.log_weight_offset + (c.log_weights ? AlignPage(int64_t{4} * c.entries()) : 0);
   return layout;
 }

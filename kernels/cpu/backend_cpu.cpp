@@ -95,6 +95,7 @@ class BackendCpu : public Backend {
   }
   void Attend(const AttendArgs& args, Stream&) override { AttendCpu(args, context_); }
   void CopyEntries(const CopyEntriesArgs& args, Stream&) override { CopyEntriesCpu(args, context_); }
+  void TranscodeEntries(const TranscodeEntriesArgs& args, Stream&) override { TranscodeEntriesCpu(args, context_); }
   void MergeEntries(const MergeEntriesArgs& args, Stream&) override { MergeEntriesCpu(args, context_); }
   void SumAttention(const SumAttentionArgs& args, Stream&) override { SumAttentionCpu(args, context_); }
   void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCpu(args, context_); }

@@ -44,5 +44,6 @@ void MergeEntriesCpu(const MergeEntriesArgs& args, CpuContext context);
 void SumAttentionCpu(const SumAttentionArgs& args, CpuContext context);
 void SummariseKeysCpu(const SummariseKeysArgs& args, CpuContext context);
 void CopyEntriesCpu(const CopyEntriesArgs& args, CpuContext context);
+void TranscodeEntriesCpu(const TranscodeEntriesArgs& args, CpuContext context);
 
 }  // namespace loupe

@@ -85,16 +85,24 @@ struct MergedEntry {
   int32_t position = 0;  // at which it stands from now on; differs from those of the other entries
 };
 
-// What a list shall hold from now on. Either `keep` and `merge`: copies of these entries and these means, everything else
-// is dropped. Or, with `overwrite`, everything but the entries of `drop`, whose slots are taken by the list's last entries:
-// cheap, for a policy that drops an entry at every step. (Transcoding and tiers are further kinds of records.)
+// Entries of a list that are stored in one format, behind each other.
+struct CodedRun {
+  PageFormat format;
+  std::vector<int32_t> entries;  // indexes into the list's entries, ascending
+};
+
+// What a list shall hold from now on. Either `coded`, `keep` and `merge`: these entries in these formats, in this order,
+// then copies of those of `keep` and the means in the format in which new entries land; everything else is dropped. Or,
+// with `overwrite`, everything but the entries of `drop`, whose slots are taken by the list's last entries: cheap, for a
+// policy that drops an entry at every step. (Tiers are further kinds of records.)
 struct ListAction {
   int layer = 0;
   int kv_head = 0;
-  std::vector<int32_t> keep;        // indexes into the list's entries, ascending
+  std::vector<int32_t> keep;        // indexes into the list's entries, ascending; none of them in `coded`
   std::vector<MergedEntry> merge = {};
   bool overwrite = false;
   std::vector<int32_t> drop = {};   // ascending
+  std::vector<CodedRun> coded = {};  // no entry twice, no format twice
 };
 
 class Policy {
