@@ -5,15 +5,18 @@
 // half integers so that products with codes are integer.
 //
 //   x = key less the mean key of its (layer, kv head), or the value
-//   y = H(sign * x) / sqrt(n)   H: butterflies (a + b, a - b) at distance 1, 2, 4, ... n / 2; n = TurnBlock(D), block by block
-//   r = sqrt(sum y^2)           summed as a tree: s[i] += s[i + h] for h = D' / 2, ... 1, D' the next power of two, zeros behind D
-//   s2, s3, s4: u = y * (sqrt(D) / r), code = sign bit above the index m of the nearest level, half(m) = Magnitude + 1/2;
-//   s8:         code = round(y * (127 / max |y|)), to even, in [-127, 127]
-//   scale = r / sqrt(sum of squared levels), to fp16, saturating
-//   y' = scale * level,   x' = sign * H(y') / sqrt(n)
+//   y = H(sign * x) * TurnScale(n)  H: butterflies (a + b, a - b) at distance 1, 2, 4, ... n / 2; n = TurnBlock(D), block by
+//                                   block
+//   r = sqrt(sum y^2)               summed as a tree: s[i] += s[i + h] for h = D' / 2, ... 1, D' the next power of two, zeros
+//                                   behind D
+//   s2, s3, s4: u = y * (sqrt(D) / r); code = the index of the nearest magnitude (the number of Bounds that |u| reaches),
+//               and the sign bit above it if u < 0; r = 0: u = 0
+//   s8:         code = round(y * (127 / max |y|)), of halves the even one, in [-127, 127]; max = 0: 0
+//   scale = r / (sqrt(4 * sum of squared levels) * 0.5), to fp16, saturating: the sum of squares of 2 * level is an exact integer
+//   y' = scale * level,   x' = sign * H(y') * TurnScale(n)
 //
-// All in f32 with each operation rounded by itself (no fused multiply-add); sums of squared levels are exact integers. A
-// vector whose r is not finite gets the scale NaN, so whatever reads it fails visibly; encoders count it. r = 0: scale 0.
+// All in f32 with each operation rounded by itself (no fused multiply-add). A vector whose r is not finite gets the scale NaN
+// (0x7e00), so whatever reads it fails visibly; encoders count it. r = 0: scale 0.
 //
 // Plain data and static functions, so that files built for different instruction sets may include it. Any thread.
 #pragma once
@@ -54,6 +57,13 @@ constexpr int TwiceLevel(const Levels& levels, int code) {
 
 // How many coordinates are turned together: the largest power of two that divides the head size.
 constexpr int TurnBlock(int head_dim) { return head_dim & -head_dim; }
+
+// 1 / sqrt(n) of a power of two.
+constexpr float TurnScale(int n) {
+  float scale = 1;
+  for (; n >= 4; n /= 4) scale *= 0.5f;
+  return n == 2 ? scale * 0.70710678118654752440f : scale;
+}
 
 // The random signs, fixed for ever: bit d of a constant for coordinate d of up to 256. True: minus.
 inline constexpr uint64_t kSigns[4] = {0x9e3779b97f4a7c15, 0xd1b54a32d192ed03, 0x8cb92ba72f3d8dd7, 0xaef17502108ef2d9};
