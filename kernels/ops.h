@@ -200,9 +200,9 @@ struct SummariseKeysArgs {
   int num_pages = 0;
   int head_dim = 0;
   const void* arena = nullptr;
-  const float* mean_key = nullptr;  // [D] on the device: what coded keys lack; null: zero
   float* norms = nullptr;      // [entries] Euclidean norm
   float* alignment = nullptr;  // [entries] cosine with the mean of all keys at length 1; optional
+  const float* mean_key = nullptr;  // [D] on the device: what coded keys lack; null: zero
 };
 
 // Writes the weighted mean of some entries, keys and values alike, as one entry with a log-weight. Dense pages only.

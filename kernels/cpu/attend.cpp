@@ -16,6 +16,7 @@
 #include "kernels/check.h"
 #include "kernels/cpu/attend_kernels.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/spherical.h"
 
 namespace loupe {
 namespace {
@@ -72,6 +73,8 @@ struct Problem {
     const PageLayout& layout = layouts[ref.small][ref.key_codec][ref.value_codec];
     view.values = page + layout.value_offset;
     if (ref.log_weights) view.log_weights = reinterpret_cast<const float*>(page + layout.log_weight_offset);
+    view.key_scales = reinterpret_cast<const uint16_t*>(page + layout.key_scale_offset);
+    view.value_scales = reinterpret_cast<const uint16_t*>(page + layout.value_scale_offset);
     view.count = ref.count;
     view.first = first;
     view.key_codec = ref.key_codec;
@@ -87,6 +90,7 @@ struct Problem {
   int ExtraCount(int list) const { return args.extra_pages.defined() ? args.extra_counts.as<int32_t>()[list] : 0; }
   const PageRef* ExtraPages(int list) const { return args.extra_pages.row<PageRef>(list); }
   int Visible(const Tensor& bound, int64_t row, int g) const { return bound.row<int32_t>(row)[g]; }
+  const float* Mean(int g) const { return args.mean_keys.defined() ? args.mean_keys.row<float>(g) : nullptr; }
   const float* Sinks(int g) const { return args.sinks.defined() ? args.sinks.as<float>() + g * heads : nullptr; }
 };
 
@@ -100,6 +104,7 @@ Problem::Problem(const AttendArgs& a, const CpuContext& context)
   heads = static_cast<int>(a.q.shape[1]) / groups;
   LOUPE_CHECK_LE(heads, attend::kMaxGroup) << "query heads a kv head";
   LOUPE_CHECK(a.prompt_rows >= 0 && a.prompt_rows <= a.q.rows()) << a.prompt_rows << " of " << a.q.rows() << " rows";
+  LOUPE_CHECK(!a.coded || head_dim % spherical::kDimStep == 0) << "codes of head size " << head_dim;
   scale_log2e = a.scale * 1.44269504088896341f;
   for (int i = 0; i < 2 * kNumCodecs * kNumCodecs; ++i) {
     const int small = i / (kNumCodecs * kNumCodecs), key = i / kNumCodecs % kNumCodecs, value = i % kNumCodecs;
@@ -137,11 +142,15 @@ class Decode {
   void RunUnit(int index, const UnitPlan* next) const;
   void MergeTask(const TaskPlan& task) const;
   void Probabilities(const TaskPlan& task, const float* factors) const;
+  attend::Group GroupOf(const TaskPlan& task) const {
+    return {p_.args.q.row<float>(task.row) + int64_t{task.g} * p_.heads * p_.head_dim, p_.heads, p_.head_dim, p_.scale_log2e};
+  }
 
   const Problem& p_;
   ThreadPool& pool_;
   int64_t cost_ = 0;
   float *max_ = nullptr, *sum_ = nullptr, *out_ = nullptr, *factors_ = nullptr;
+  float *turned_ = nullptr, *shift_ = nullptr, *out_turned_ = nullptr;  // of a step with coded pages: by task, by unit
   // The step thread's, kept between calls.
   static thread_local std::vector<TaskPlan> tasks_;
   static thread_local std::vector<UnitPlan> units_;
@@ -187,8 +196,8 @@ void Decode::Plan(int64_t row, bool only_row) {
       const int n = std::min(kUnitPages, to - page);
       int entries = 0;
       for (int i = 0; i < n; ++i) entries += pages[page + i].count;
-      if (first + entries > begin) PlanUnit({task, page, n, first, 0}, std::min(entries, end - first));
-      page += n, first += entries;
+      if (first + n * kPageEntries > begin) PlanUnit({task, page, n, first, 0}, std::min(entries, end - first));
+      page += n, first += n * kPageEntries;
     }
     const int extra = p_.ExtraCount(list);
     for (int page = 0; page < extra; page += kUnitPages) {
@@ -201,10 +210,18 @@ void Decode::Plan(int64_t row, bool only_row) {
 void Decode::Flush() {
   const auto units = static_cast<int64_t>(units_.size());
   const int64_t outputs = units * p_.heads * attend::PaddedDim(p_.head_dim), scalars = units * p_.heads;
-  out_ = scratch_.Get(outputs + 3 * scalars);
-  max_ = out_ + outputs, sum_ = max_ + scalars, factors_ = sum_ + scalars;
-  tasks_at_ = tasks_.data(), units_at_ = units_.data();
   const auto tasks = static_cast<int64_t>(tasks_.size());
+  const int64_t queries = tasks * p_.heads;
+  out_ = scratch_.Get(outputs + 3 * scalars + (p_.args.coded ? outputs + queries * (p_.head_dim + 1) : 0));
+  max_ = out_ + outputs, sum_ = max_ + scalars, factors_ = sum_ + scalars;
+  if (p_.args.coded) out_turned_ = factors_ + scalars, turned_ = out_turned_ + outputs, shift_ = turned_ + queries * p_.head_dim;
+  tasks_at_ = tasks_.data(), units_at_ = units_.data();
+  const auto turn_queries = [this](int64_t from, int64_t to) {
+    for (int64_t task = from; p_.args.coded && task < to; ++task) {
+      const int64_t at = task * p_.heads;
+      p_.kernels.turn_queries({GroupOf(tasks_at_[task]), p_.Mean(tasks_at_[task].g), turned_ + at * p_.head_dim, shift_ + at});
+    }
+  };
   const auto run_units = [this](const UnitPlan* from, const UnitPlan* to) {
     for (const auto* unit = from; unit < to; ++unit) {
       RunUnit(static_cast<int>(unit - units_at_), unit + 1 < to ? unit + 1 : nullptr);
@@ -214,17 +231,22 @@ void Decode::Flush() {
     for (int64_t task = from; task < to; ++task) MergeTask(tasks_at_[task]);
   };
   if (cost_ <= kMinCostToSplit) {
+    turn_queries(0, tasks);
     run_units(units_at_, units_at_ + units);
     merge_tasks(0, tasks);
   } else {
     pool_.Run([&](int thread) {
+      const auto [task_from, task_to] = pool_.Share(tasks, thread);
+      if (p_.args.coded) {
+        turn_queries(task_from, task_to);
+        pool_.Barrier();
+      }
       // Contiguous shares of equal cost: a thread takes the units that begin inside its share.
       const auto [cost_from, cost_to] = pool_.Share(cost_, thread);
       const auto before = [](const UnitPlan& unit, int64_t cost) { return unit.cost_begin < cost; };
       run_units(std::lower_bound(units_at_, units_at_ + units, cost_from, before),
                 std::lower_bound(units_at_, units_at_ + units, cost_to, before));
       pool_.Barrier();
-      const auto [task_from, task_to] = pool_.Share(tasks, thread);
       merge_tasks(task_from, task_to);
     });
   }
@@ -238,11 +260,8 @@ void Decode::RunUnit(int index, const UnitPlan* next) const {
   const bool extra = plan.first < 0;
   const PageRef* refs = (extra ? p_.ExtraPages(task.list) : a.pages.as<PageRef>()) + plan.page;
   DecodeUnit unit;
-  unit.group = {a.q.row<float>(task.row) + int64_t{task.g} * p_.heads * p_.head_dim, p_.heads, p_.head_dim, p_.scale_log2e};
-  for (int i = 0, first = plan.first; i < plan.num_pages; ++i) {
-    unit.pages[i] = p_.View(refs[i], extra ? 0 : first, extra);
-    first += refs[i].count;
-  }
+  unit.group = GroupOf(task);
+  for (int i = 0; i < plan.num_pages; ++i) unit.pages[i] = p_.View(refs[i], extra ? 0 : plan.first + i * kPageEntries, extra);
   unit.num_pages = plan.num_pages;
   unit.visible_begin = p_.Visible(a.visible_begin, task.row, task.g);
   unit.visible_end = p_.Visible(a.visible_end, task.row, task.g);
@@ -250,6 +269,11 @@ void Decode::RunUnit(int index, const UnitPlan* next) const {
   if (next != nullptr && next->first >= 0) unit.next = p_.View(a.pages.as<PageRef>()[next->page], 0, false).keys;
   const int64_t at = int64_t{index} * p_.heads;
   unit.max = max_ + at, unit.sum = sum_ + at, unit.out = out_ + at * attend::PaddedDim(p_.head_dim);
+  if (a.coded) {
+    const int64_t of_task = int64_t{plan.task} * p_.heads;
+    unit.turned = turned_ + of_task * p_.head_dim, unit.shift = shift_ + of_task;
+    unit.out_turned = out_turned_ + at * attend::PaddedDim(p_.head_dim);
+  }
   if (!extra && task.probabilities) {
     if (a.page_mass.defined()) unit.page_mass = a.page_mass.row<float>(plan.page);
     if (a.entry_probability.defined()) unit.entry_probability = a.entry_probability.row<float>(plan.page);
@@ -261,6 +285,7 @@ void Decode::MergeTask(const TaskPlan& task) const {
   const int64_t at = int64_t{task.unit_begin} * p_.heads;
   attend::Merge merge;
   merge.max = max_ + at, merge.sum = sum_ + at, merge.out = out_ + at * attend::PaddedDim(p_.head_dim);
+  if (p_.args.coded) merge.out_turned = out_turned_ + at * attend::PaddedDim(p_.head_dim);
   merge.sinks = p_.Sinks(task.g);
   merge.units = task.unit_end - task.unit_begin;
   merge.heads = p_.heads, merge.head_dim = p_.head_dim;
@@ -313,10 +338,9 @@ void TilePages(const Problem& p, const TilePlan& tile, std::vector<PageView>* vi
   const int list = a.row_sequence.as<int32_t>()[tile.row] * p.groups + tile.g;
   const auto [from, to] = p.List(list);
   views->clear();
-  for (int page = from, first = 0; page < to && first < end; ++page) {
+  for (int page = from, first = 0; page < to && first < end; ++page, first += kPageEntries) {
     const PageRef& ref = a.pages.as<PageRef>()[page];
     if (first + ref.count > begin && ref.count > 0) views->push_back(p.View(ref, first, false));
-    first += ref.count;
   }
   for (int i = 0; i < p.ExtraCount(list); ++i) {
     if (p.ExtraPages(list)[i].count > 0) views->push_back(p.View(p.ExtraPages(list)[i], 0, true));
@@ -342,7 +366,11 @@ void RunTile(const Problem& p, const TilePlan& plan) {
   LOUPE_CHECK_EQ(a.visible_begin.row_stride, a.visible_end.row_stride);
   tile.visible_stride = a.visible_end.row_stride;
   tile.sinks = p.Sinks(plan.g);
-  tile.scratch = scratch.Get(attend::PromptScratchFloats(plan.rows, p.heads, p.head_dim));
+  tile.coded = a.coded && std::any_of(views.begin(), views.end(), [](const PageView& view) {
+    return IsCoded(static_cast<Codec>(view.key_codec)) || IsCoded(static_cast<Codec>(view.value_codec));
+  });
+  tile.mean = p.Mean(plan.g);
+  tile.scratch = scratch.Get(attend::PromptScratchFloats(plan.rows, p.heads, p.head_dim, tile.coded));
   (p.fast ? p.kernels.prompt_tile_fast : p.kernels.prompt_tile)(tile);
 }
 

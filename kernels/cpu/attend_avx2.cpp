@@ -30,6 +30,38 @@ struct Vector {
     v = _mm256_max_ps(_mm256_set1_ps(-65504.f), v);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(y), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
+  // Numbers behind fields of 16 words (attend_coded.h).
+  static __m256i Words(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  // The entry of the table of 16 that the low four bits say: a permutation looks at three, the fourth chooses.
+  static __m256 LookUpHalf(__m256i field, const float* table) {
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), field);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), field);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(field, 28)));
+  }
+  template <int kBits>
+  static Vector LookUp(const uint8_t* words, int shift, const float* table) {
+    const __m256i x = _mm256_srli_epi32(Words(words), shift), y = _mm256_srli_epi32(Words(words + 32), shift);
+    if constexpr (kBits == 4) return {LookUpHalf(x, table), LookUpHalf(y, table)};
+    const __m256i mask = _mm256_set1_epi32((1 << kBits) - 1);
+    const __m256 levels = _mm256_load_ps(table);
+    return {_mm256_permutevar8x32_ps(levels, _mm256_and_si256(x, mask)), _mm256_permutevar8x32_ps(levels, _mm256_and_si256(y, mask))};
+  }
+  static __m256 SignedHalf(__m256i words, int shift, __m256i signs, int sign_shift, const float* table) {
+    const __m256i low = _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(3));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(signs, sign_shift), _mm256_set1_epi32(1));
+    return _mm256_permutevar8x32_ps(_mm256_load_ps(table), _mm256_or_si256(low, _mm256_slli_epi32(sign, 2)));
+  }
+  static Vector LookUpSigned(const uint8_t* words, int shift, const uint8_t* signs, int sign_shift, const float* table) {
+    return {SignedHalf(Words(words), shift, Words(signs), sign_shift, table),
+            SignedHalf(Words(words + 32), shift, Words(signs + 32), sign_shift, table)};
+  }
+  static __m256 BytesHalf(__m256i words, int shift) {
+    const __m256i moved = _mm256_slli_epi32(_mm256_xor_si256(words, _mm256_set1_epi8(-128)), 24 - shift);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(moved, 24));
+  }
+  static Vector BytesLess128(const uint8_t* words, int shift) {
+    return {BytesHalf(Words(words), shift), BytesHalf(Words(words + 32), shift)};
+  }
   static void Prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
   static Vector Add(Vector x, Vector y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
   static Vector Sub(Vector x, Vector y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }

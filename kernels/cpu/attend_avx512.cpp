@@ -34,6 +34,24 @@ struct Vector {
     h = _mm256_max_ps(_mm256_set1_ps(-65504.f), h);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(y), _mm256_cvtps_ph(h, _MM_FROUND_TO_NEAREST_INT));
   }
+  // Numbers behind fields of 16 words (attend_coded.h).
+  static __m512i Field(const uint8_t* words, int shift) {
+    return _mm512_srli_epi32(_mm512_loadu_si512(words), static_cast<unsigned>(shift));
+  }
+  template <int kBits>
+  static Vector LookUp(const uint8_t* words, int shift, const float* table) {  // a permutation looks at four bits alone
+    const __m512i field = kBits == 4 ? Field(words, shift) : _mm512_and_si512(Field(words, shift), _mm512_set1_epi32((1 << kBits) - 1));
+    return {_mm512_permutexvar_ps(field, _mm512_load_ps(table))};
+  }
+  static Vector LookUpSigned(const uint8_t* words, int shift, const uint8_t* signs, int sign_shift, const float* table) {
+    const __m512i low = _mm512_and_si512(Field(words, shift), _mm512_set1_epi32(3));
+    const __m512i sign = _mm512_and_si512(Field(signs, sign_shift), _mm512_set1_epi32(1));
+    return {_mm512_permutexvar_ps(_mm512_or_si512(low, _mm512_slli_epi32(sign, 2)), _mm512_load_ps(table))};
+  }
+  static Vector BytesLess128(const uint8_t* words, int shift) {
+    const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(words), _mm512_set1_epi8(-128));
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, static_cast<unsigned>(24 - shift)), 24))};
+  }
   static void Prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
   static Vector Add(Vector x, Vector y) { return {_mm512_add_ps(x.v, y.v)}; }
   static Vector Sub(Vector x, Vector y) { return {_mm512_sub_ps(x.v, y.v)}; }
@@ -118,13 +136,70 @@ void ConvertValues(const PageView& page, int dim, uint16_t* out) {
   }
 }
 
+// Coded pages stay turned.
+template <Codec kCodec>
+void ConvertCodedKeys(const PageView& page, int dim, uint16_t* out) {
+  using C = Codes<Vector, kCodec>;
+  const int64_t block_bytes = PlaneBytes(kCodec, dim) * 16;
+  for (int b = 0; b * 16 < page.count; ++b) {
+    const uint8_t* block = page.keys + b * block_bytes;
+    const Vector scale = Vector::LoadHalfs(reinterpret_cast<const uint8_t*>(page.key_scales + b * 16));
+    for (int i = 0; i < dim / (4 * C::kFields); ++i) {
+      LOUPE_ATTEND_UNROLL for (int f = 0; f < C::kFields; ++f) {
+        const int d = i * 4 * C::kFields + f * 4;
+        LOUPE_ATTEND_UNROLL for (int j = 0; j < 4; j += 2) {
+          const uint8_t* signs = block + 4 * dim + d / 32 * 64;
+          const Vector first = Vector::Mul(C::Load(block + i * 64, j, f, signs, i % 2 * 4 + f), scale);
+          const Vector second = Vector::Mul(C::Load(block + i * 64, j + 1, f, signs, i % 2 * 4 + f), scale);
+          StorePairs(first, second, out + (d + j) * 64 + b * 32);
+        }
+      }
+    }
+  }
+  for (int b = (page.count + 15) / 16; b < 4; ++b) {
+    for (int d = 0; d < dim; d += 2) StorePairs(Vector::Zero(), Vector::Zero(), out + d * 64 + b * 32);
+  }
+}
+
+template <Codec kCodec>
+void ConvertCodedValues(const PageView& page, int dim, uint16_t* out) {
+  using C = Codes<Vector, kCodec>;
+  alignas(64) float scales[64];
+  for (int b = 0; b * 16 < page.count; ++b) {
+    Vector::LoadHalfs(reinterpret_cast<const uint8_t*>(page.value_scales + b * 16)).Store(scales + b * 16);
+  }
+  if (page.count % 2 != 0) scales[page.count] = 0;  // the last one's partner does not exist
+  for (int e = 0; e < page.count; e += 2) {
+    const int quad = e / 4, plane = static_cast<int>(quad / 4 * PlaneBytes(kCodec, dim) * 16);
+    const uint8_t* words = page.values + plane + quad % 4 * (4 * dim / C::kFields);
+    const uint8_t* signs = page.values + plane + 4 * dim + quad % 4 / 2 * dim;
+    const Vector scale = Vector::Set(scales[e]), next_scale = Vector::Set(scales[e + 1]);
+    const auto load = [&](int row, int f, int j) { return C::Load(words + row * 64, j, f, signs + row * 64, quad % 2 * 4 + f); };
+    for (int row = 0; row < dim / (16 * C::kFields); ++row) {
+      LOUPE_ATTEND_UNROLL for (int f = 0; f < C::kFields; ++f) {
+        const Vector first = Vector::Mul(load(row, f, e % 4), scale);
+        const Vector second = Vector::Mul(load(row, f, e % 4 + 1), next_scale);
+        StorePairs(first, second, out + int64_t{e} * dim + (row * C::kFields + f) * 32);
+      }
+    }
+  }
+}
+
 // The codec switch of the bf16 path, as FindScores and FindValues are that of f32.
 void ConvertPage(const PageView& page, int dim, uint16_t* keys, uint16_t* values) {
   switch (static_cast<Codec>(page.key_codec)) {
+    case Codec::kS8: ConvertCodedKeys<Codec::kS8>(page, dim, keys); break;
+    case Codec::kS4: ConvertCodedKeys<Codec::kS4>(page, dim, keys); break;
+    case Codec::kS3: ConvertCodedKeys<Codec::kS3>(page, dim, keys); break;
+    case Codec::kS2: ConvertCodedKeys<Codec::kS2>(page, dim, keys); break;
     case Codec::kF32: ConvertKeys<FloatElement<Vector>>(page, dim, keys); break;
     default: ConvertKeys<HalfElement<Vector>>(page, dim, keys);
   }
   switch (static_cast<Codec>(page.value_codec)) {
+    case Codec::kS8: ConvertCodedValues<Codec::kS8>(page, dim, values); break;
+    case Codec::kS4: ConvertCodedValues<Codec::kS4>(page, dim, values); break;
+    case Codec::kS3: ConvertCodedValues<Codec::kS3>(page, dim, values); break;
+    case Codec::kS2: ConvertCodedValues<Codec::kS2>(page, dim, values); break;
     case Codec::kF32: ConvertValues<FloatElement<Vector>>(page, dim, values); break;
     default: ConvertValues<HalfElement<Vector>>(page, dim, values);
   }
@@ -169,7 +244,7 @@ void Bf16Group(const PromptState<Vector>& w, const Bf16Page& source, int query) 
   PageView page = source.view;
   const Bounds<Vector> any = BoundsOfGroup<Vector>(w, page, query, H);
   page.count = any.end;
-  const uint16_t* q = reinterpret_cast<const uint16_t*>(w.q) + int64_t{query} * w.dim;
+  const uint16_t* q = reinterpret_cast<const uint16_t*>(HasCodedKeys(page) ? w.turned : w.q) + int64_t{query} * w.dim;
   if (page.count > 32) Bf16Scores<H, 4>(w, q, source.keys, s);
   else Bf16Scores<H, 2>(w, q, source.keys, s);
   for (int h = 0; h < H; ++h) {
@@ -181,23 +256,29 @@ void Bf16Group(const PromptState<Vector>& w, const Bf16Page& source, int query) 
   }
   const int begin = any.begin / 2 * 2, pairs = (any.end - begin + 1) / 2;
   const uint16_t* values = source.values + int64_t{begin} * w.padded;
-  float* o = w.o + int64_t{query} * w.padded;
+  float* o = w.OutputOf(page, query);
   int d = 0;
   for (; d + 64 <= w.padded; d += 64) Bf16Values<H, 4>(w, p + begin, values + d * 2, pairs, o + d);
   for (; d < w.padded; d += 16) Bf16Values<H, 1>(w, p + begin, values + d * 2, pairs, o + d);
 }
 
+void RoundToBf16(const float* x, int n, float scale, uint16_t* out) {
+  for (int i = 0; i < n; i += 8) {
+    const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(Vector::Mul(Vector::LoadEight(x + i), Vector::Set(scale)).v);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_castsi256_si128(rounded));
+  }
+}
+
 void Bf16Queries(const PromptTile& t, const PromptState<Vector>& w) {
-  const float scale = t.group.scale_log2e;
-  const int width = t.group.heads * w.dim;
-  auto* out = reinterpret_cast<uint16_t*>(w.q);
-  for (int row = 0; row < t.rows; ++row, out += width) {
+  const int heads = t.group.heads, width = heads * w.dim;
+  for (int row = 0; row < t.rows; ++row) {
     const float* q = t.group.q + row * t.q_stride;
-    for (int i = 0; i < width; i += 8) {
-      const Vector x = Vector::Mul(Vector::LoadEight(q + i), Vector::Set(scale));
-      const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(x.v);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_castsi256_si128(rounded));
-    }
+    RoundToBf16(q, width, t.group.scale_log2e, reinterpret_cast<uint16_t*>(w.q) + int64_t{row} * width);
+    if (!t.coded) continue;
+    alignas(64) float scaled[kMaxGroup * kMaxHeadDim], turned[kMaxGroup * kMaxHeadDim];
+    ScaleQueries<Vector>(q, width, t.group.scale_log2e, scaled);
+    TurnScaled<Vector>(scaled, heads, w.dim, t.mean, turned, w.shift + row * heads);
+    RoundToBf16(turned, width, 1, reinterpret_cast<uint16_t*>(w.turned) + int64_t{row} * width);
   }
 }
 

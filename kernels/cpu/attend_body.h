@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/cpu/attend_dense.h"
+#include "kernels/cpu/attend_coded.h"
+#include "kernels/cpu/turn.h"
 
 namespace loupe::attend {
 
@@ -46,13 +47,19 @@ struct Bounds {
   bool empty() const { return begin >= end; }
 };
 
-// Adds log-weights to a row's scores of a page and takes entries out of sight away. Returns the maximum.
+[[gnu::always_inline]] inline bool HasCodedKeys(const PageView& page) { return IsCoded(static_cast<Codec>(page.key_codec)); }
+[[gnu::always_inline]] inline bool HasCodedValues(const PageView& page) { return IsCoded(static_cast<Codec>(page.value_codec)); }
+
+// Adds to a row's scores of a page what they lack (`shift` of coded keys, log-weights) and takes entries out of sight away.
+// Returns the maximum.
 template <class V>
-[[gnu::always_inline]] inline float FinishScores(const PageView& page, const Bounds<V>& seen, float* s) {
+[[gnu::always_inline]] inline float FinishScores(const PageView& page, const Bounds<V>& seen, float shift, float* s) {
   const int blocks = (page.count + 15) / 16;
+  const bool shifts = HasCodedKeys(page);
   V top = V::Set(kMinusInfinity);
   for (int b = 0; b < blocks; ++b) {
     V x = V::Load(s + b * 16);
+    if (shifts) x = V::Add(x, V::Set(shift));
     if (page.log_weights != nullptr) x = V::Fma(V::Load(page.log_weights + b * 16), V::Set(kLog2E), x);
     if (seen.begin > b * 16 || seen.end < b * 16 + 16) x = V::KeepRange(x, seen.begin - b * 16, seen.end - b * 16);
     x.Store(s + b * 16);
@@ -67,6 +74,30 @@ template <class V>
   int i = 0;
   for (; i + 16 <= n; i += 16) V::Mul(V::Load(q + i), factor).Store(out + i);
   if (i < n) V::Mul(V::LoadEight(q + i), factor).StoreEight(out + i);
+}
+
+// q [heads, D], scaled already, as coded keys want it; shift [heads].
+template <class V>
+void TurnScaled(const float* q, int heads, int dim, const float* mean, float* turned, float* shift) {
+  for (int h = 0; h < heads; ++h) {
+    const float* from = q + h * dim;
+    float* to = turned + h * dim;
+    V sum = V::Zero();
+    for (int d = 0; d < dim; d += 16) {
+      const V x = V::Load(from + d);
+      x.Store(to + d);
+      if (mean != nullptr) sum = V::Fma(x, V::Load(mean + d), sum);
+    }
+    shift[h] = sum.ReduceAdd();
+    spherical::Turn<1>(to, dim);
+  }
+}
+
+template <class V>
+void TurnQueriesBody(const TurnQueries& t) {
+  alignas(64) float q[kMaxGroup * kMaxHeadDim];
+  ScaleQueries<V>(t.group.q, t.group.heads * t.group.head_dim, t.group.scale_log2e, q);
+  TurnScaled<V>(q, t.group.heads, t.group.head_dim, t.mean, t.turned, t.shift);
 }
 
 // ---- decode
@@ -128,10 +159,11 @@ void DecodeUnitBody(const DecodeUnit& u) {
     const uint8_t* ahead = i + 1 < u.num_pages ? u.pages[i + 1].keys : u.pages[0].values;
     for (int h = 0; h < heads; h += V::kMaxHeads) {
       const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
-      FindScores<V>(page.key_codec, dim, some)({page, ahead, dim, q + h * dim, dim, s + h * kUnitEntries + n, kUnitEntries});
+      const float* queries = (HasCodedKeys(page) ? u.turned : q) + h * dim;
+      FindScores<V>(page.key_codec, dim, some)({page, ahead, dim, queries, dim, s + h * kUnitEntries + n, kUnitEntries});
     }
     for (int h = 0; h < heads; ++h) {
-      const float top = FinishScores<V>(page, bounds, s + h * kUnitEntries + n);
+      const float top = FinishScores<V>(page, bounds, u.shift != nullptr ? u.shift[h] : 0.f, s + h * kUnitEntries + n);
       u.max[h] = top > u.max[h] ? top : u.max[h];
     }
     n += (page.count + 15) / 16 * 16;
@@ -142,6 +174,7 @@ void DecodeUnitBody(const DecodeUnit& u) {
     if (u.max[h] > kMinusInfinity) any = true;
     else for (int i = 0; i < n; i += 16) V::Zero().Store(s + h * kUnitEntries + i);
     for (int d = 0; d < padded; d += 16) V::Zero().Store(u.out + h * padded + d);
+    for (int d = 0; u.out_turned != nullptr && d < padded; d += 16) V::Zero().Store(u.out_turned + h * padded + d);
   }
   for (int i = 0; any && i < u.num_pages; ++i) {
     if (!seen[i]) continue;
@@ -150,8 +183,9 @@ void DecodeUnitBody(const DecodeUnit& u) {
     const uint8_t* ahead = i + 1 < u.num_pages ? u.pages[i + 1].values : u.next;
     for (int h = 0; h < heads; h += V::kMaxHeads) {
       const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
-      FindValues<V>(page.value_codec, dim, some)({page, ahead, dim, s + h * kUnitEntries + start[i], kUnitEntries,
-                                                  u.out + h * padded, padded, bounds.begin, bounds.end});
+      float* out = (HasCodedValues(page) ? u.out_turned : u.out) + h * padded;
+      FindValues<V>(page.value_codec, dim, some)({page, ahead, dim, s + h * kUnitEntries + start[i], kUnitEntries, out, padded,
+                                                  bounds.begin, bounds.end});
     }
   }
   if (u.page_mass != nullptr || u.entry_probability != nullptr) WriteProbabilities<V>(u, s, start, seen);
@@ -165,8 +199,8 @@ void MergeBody(const Merge& m) {
     float top = sink;
     for (int u = 0; u < m.units; ++u) top = m.max[u * m.heads + h] > top ? m.max[u * m.heads + h] : top;
     float total = sink > kMinusInfinity ? Exp2Scalar<V>(sink - top) : 0.f;
-    alignas(64) float o[kMaxHeadDim];
-    for (int d = 0; d < padded; d += 16) V::Zero().Store(o + d);
+    alignas(64) float o[kMaxHeadDim], turned[kMaxHeadDim];
+    for (int d = 0; d < padded; d += 16) V::Zero().Store(o + d), V::Zero().Store(turned + d);
     for (int u = 0; u < m.units; ++u) {
       const float unit_max = m.max[u * m.heads + h];
       const float weight = unit_max > kMinusInfinity ? Exp2Scalar<V>(unit_max - top) : 0.f;
@@ -176,6 +210,13 @@ void MergeBody(const Merge& m) {
       const float* part = m.out + (int64_t{u} * m.heads + h) * padded;
       const V w = V::Set(weight);
       for (int d = 0; d < padded; d += 16) V::Fma(w, V::Load(part + d), V::Load(o + d)).Store(o + d);
+      if (m.out_turned == nullptr) continue;
+      const float* part_turned = m.out_turned + (int64_t{u} * m.heads + h) * padded;
+      for (int d = 0; d < padded; d += 16) V::Fma(w, V::Load(part_turned + d), V::Load(turned + d)).Store(turned + d);
+    }
+    if (m.out_turned != nullptr) {
+      spherical::TurnBack<1>(turned, m.head_dim);
+      for (int d = 0; d < padded; d += 16) V::Add(V::Load(o + d), V::Load(turned + d)).Store(o + d);
     }
     const float inverse = total != 0 ? 1 / total : 0;  // NaN stays visible
     for (int u = 0; m.factors != nullptr && u < m.units; ++u) m.factors[u * m.heads + h] *= inverse;
@@ -191,6 +232,9 @@ struct PromptState {
   int queries, dim, padded;
   float *q, *o, *sum, *max;      // [queries, dim], [queries, padded], [queries, 16], [queries]
   int32_t *visible_begin, *visible_end;  // [queries]
+  // If the tile has coded pages: [queries, dim], [queries, padded], [queries].
+  float *turned = nullptr, *o_turned = nullptr, *shift = nullptr;
+  float* end;
 
   explicit PromptState(const PromptTile& t)
       : queries(t.rows * t.group.heads), dim(t.group.head_dim), padded(PaddedDim(dim)) {
@@ -200,6 +244,12 @@ struct PromptState {
     max = q + int64_t{queries} * padded;
     visible_begin = reinterpret_cast<int32_t*>(max + queries);
     visible_end = visible_begin + queries;
+    end = max + (queries * 3 + 15) / 16 * 16;
+    if (t.coded) {
+      turned = end, o_turned = turned + int64_t{queries} * padded, shift = o_turned + int64_t{queries} * padded;
+      end = shift + (queries + 15) / 16 * 16;
+      for (int64_t i = 0; i < int64_t{queries} * padded; i += 16) V::Zero().Store(o_turned + i);
+    }
     for (int row = 0, i = 0; row < t.rows; ++row) {
       for (int h = 0; h < t.group.heads; ++h, ++i) {
         for (int d = 0; d < padded; d += 16) V::Zero().Store(o + int64_t{i} * padded + d);
@@ -214,7 +264,10 @@ struct PromptState {
     return Bounds<V>(page, visible_begin[query], visible_end[query]);
   }
   // What follows the state in the scratch, on a 64-byte border.
-  float* rest() const { return max + (queries * 3 + 15) / 16 * 16; }
+  float* rest() const { return end; }
+  float* OutputOf(const PageView& page, int query) const {
+    return (HasCodedValues(page) ? o_turned : o) + int64_t{query} * padded;
+  }
 };
 
 // Up to `limit` queries from `query` on, all of which see the page: moves `query` over those that do not. Returns 0 at
@@ -248,6 +301,7 @@ template <class V>
   V x[4];
   LOUPE_ATTEND_UNROLL for (int b = 0; b < 4; ++b) {
     x[b] = b < blocks ? V::Load(s + b * 16) : V::Set(kMinusInfinity);
+    if (HasCodedKeys(page)) x[b] = V::Add(x[b], V::Set(w.shift[query]));
     if (page.log_weights != nullptr && b < blocks) x[b] = V::Fma(V::Load(page.log_weights + b * 16), V::Set(kLog2E), x[b]);
   }
   if (seen.begin > 0 || seen.end < 64) {
@@ -270,6 +324,9 @@ template <class V>
   V::Fma(V::Load(sum), scale, add).Store(sum);
   float* o = w.o + int64_t{query} * w.padded;
   for (int d = 0; d < w.padded; d += 16) V::Mul(V::Load(o + d), scale).Store(o + d);
+  if (w.o_turned == nullptr) return;
+  float* turned = w.o_turned + int64_t{query} * w.padded;
+  for (int d = 0; d < w.padded; d += 16) V::Mul(V::Load(turned + d), scale).Store(turned + d);
 }
 
 // Divides by the denominator, sinks included.
@@ -284,7 +341,12 @@ void FinishPrompt(const PromptTile& t, const PromptState<V>& w) {
       total = total * scale + Exp2Scalar<V>(sink - top);
     }
     const V factor = V::Set(total != 0 ? scale / total : 0);
-    const float* o = w.o + int64_t{i} * w.padded;
+    float* o = w.o + int64_t{i} * w.padded;
+    if (w.o_turned != nullptr) {
+      float* turned = w.o_turned + int64_t{i} * w.padded;
+      spherical::TurnBack<1>(turned, w.dim);
+      for (int d = 0; d < w.padded; d += 16) V::Add(V::Load(o + d), V::Load(turned + d)).Store(o + d);
+    }
     float* out = t.out + i / t.group.heads * t.out_stride + head * w.dim;
     // Adding zero makes -0 to +0: the sign of a zero could depend on masked entries of the tile's other rows.
     int d = 0;
@@ -298,7 +360,9 @@ void PromptTileBody(const PromptTile& t) {
   const PromptState<V> w(t);
   const int heads = t.group.heads, dim = w.dim;
   for (int row = 0; row < t.rows; ++row) {
-    ScaleQueries<V>(t.group.q + row * t.q_stride, heads * dim, t.group.scale_log2e, w.q + int64_t{row} * heads * dim);
+    const int64_t at = int64_t{row} * heads;
+    ScaleQueries<V>(t.group.q + row * t.q_stride, heads * dim, t.group.scale_log2e, w.q + at * dim);
+    if (t.coded) TurnScaled<V>(w.q + at * dim, heads, dim, t.mean, w.turned + at * dim, w.shift + at);
   }
   alignas(64) float s[V::kMaxHeads * 64];
   for (int i = 0; i < t.num_pages; ++i) {
@@ -308,10 +372,11 @@ void PromptTileBody(const PromptTile& t) {
     for (int query = 0, n; page.count = count, (n = NextQueries<V>(w, page, V::kPromptHeads, &query)) > 0; query += n) {
       const Bounds<V> any = BoundsOfGroup<V>(w, page, query, n);
       page.count = any.end;
-      FindScores<V>(page.key_codec, dim, n)({page, next.keys, dim, w.q + int64_t{query} * dim, dim, s, 64});
+      const float* queries = (HasCodedKeys(page) ? w.turned : w.q) + int64_t{query} * dim;
+      FindScores<V>(page.key_codec, dim, n)({page, next.keys, dim, queries, dim, s, 64});
       for (int k = 0; k < n; ++k) SoftmaxOfPage<V>(w, page, query + k, s + k * 64);
       FindValues<V>(page.value_codec, dim, n)(
-          {page, next.values, dim, s, 64, w.o + int64_t{query} * w.padded, w.padded, any.begin, any.end});
+          {page, next.values, dim, s, 64, w.OutputOf(page, query), w.padded, any.begin, any.end});
     }
   }
   FinishPrompt<V>(t, w);
@@ -340,7 +405,8 @@ template <class V>
 
 // The scores of `n` rows from `row` on, and each row's maximum. Returns the entries that any of them sees, by whole pages.
 template <class V>
-[[gnu::always_inline]] inline Bounds<V> ScoreRows(const ColumnJob& job, int row, int n, const float* q, float* s, float* top) {
+[[gnu::always_inline]] inline Bounds<V> ScoreRows(const ColumnJob& job, int row, int n, const float* q, const float* turned,
+                                                  const float* shift, float* s, float* top) {
   const int64_t stride = int64_t{64} * job.num_pages;
   PageView none;
   Bounds<V> all(none, 0, 0);
@@ -355,11 +421,12 @@ template <class V>
     if (all.end == 0) all.begin = page.first;
     all.end = page.first + (page.count + 15) / 16 * 16;
     FindScores<V>(page.key_codec, job.head_dim, n)(
-        {page, job.pages[i + 1 < job.num_pages ? i + 1 : i].keys, job.head_dim, q, job.head_dim, s + page.first, stride});
+        {page, job.pages[i + 1 < job.num_pages ? i + 1 : i].keys, job.head_dim, HasCodedKeys(page) ? turned : q, job.head_dim,
+         s + page.first, stride});
     for (int k = 0; k < n; ++k) {
       const int64_t at = (row + k) * job.visible_stride;
       const Bounds<V> seen(page, job.visible_begin[at], job.visible_end[at]);
-      const float highest = FinishScores<V>(page, seen, s + k * stride + page.first);
+      const float highest = FinishScores<V>(page, seen, shift[k], s + k * stride + page.first);
       top[k] = highest > top[k] ? highest : top[k];
     }
   }
@@ -372,6 +439,8 @@ void ColumnsBody(const ColumnJob& job) {
   const int64_t stride = int64_t{64} * job.num_pages;
   float* s = job.scratch;
   float* q = s + kColumnRows * stride;
+  float* turned = q + kColumnRows * kMaxHeadDim;
+  float shift[kRows] = {};
   for (int row = 0, n; row < job.rows; row += n) {
     n = job.rows - row < kRows ? job.rows - row : kRows;
     float top[kRows], inverse[kRows];
@@ -379,7 +448,8 @@ void ColumnsBody(const ColumnJob& job) {
       top[k] = kMinusInfinity;
       ScaleQueries<V>(job.q + (row + k) * job.q_stride, job.head_dim, job.scale_log2e, q + k * job.head_dim);
     }
-    const Bounds<V> all = ScoreRows<V>(job, row, n, q, s, top);
+    if (job.coded) TurnScaled<V>(q, n, job.head_dim, job.mean, turned, shift);
+    const Bounds<V> all = ScoreRows<V>(job, row, n, q, turned, shift, s, top);
     for (int k = 0; k < n; ++k) inverse[k] = FinishRow<V>(top[k], job.sink, s + k * stride, all.begin, all.end);
     for (int i = all.begin; i < all.end; i += 16) {
       V sum = V::Load(job.column + i);
@@ -399,6 +469,7 @@ void ToHalfBody(const float* x, uint16_t* y, int n) {
 template <class V>
 constexpr Kernels MakeKernels() {
   Kernels k;
+  k.turn_queries = TurnQueriesBody<V>;
   k.decode_unit = DecodeUnitBody<V>;
   k.merge = MergeBody<V>;
   k.prompt_tile = PromptTileBody<V>;

@@ -1,4 +1,4 @@
-// The reader of dense (fp16) and f32 pages and the place where a page's codec chooses its reader. A reader gives two
+// The reader of dense (fp16) and f32 pages. A reader gives two
 // products for up to V::kMaxHeads queries at once: scores s = q . k of a page's entries, and o += p . v. Templates over
 // the vector type V (16 lanes of f32), so that every instruction set compiles its own copy under its own flags. Pure
 // compute, any thread, no errors.
@@ -184,29 +184,5 @@ struct ReaderTable {
       Page<V, D>::template Values<(V::kMaxHeads > 4 ? 5 : 4)>, Page<V, D>::template Values<(V::kMaxHeads > 4 ? 6 : 4)>,
       Page<V, D>::template Values<(V::kMaxHeads > 4 ? 7 : 4)>, Page<V, D>::template Values<(V::kMaxHeads > 4 ? 8 : 4)>};
 };
-
-// The codec switch: a further codec is a further reader and a further case in these two functions.
-template <class V>
-ScoresFunction<V> FindScores(uint8_t codec, int head_dim, int heads) {
-  switch (static_cast<Codec>(codec)) {
-    case Codec::kF32:
-      return ReaderTable<V, F32Page, 0>::kScores[heads - 1];
-    default:
-      return head_dim == 64    ? ReaderTable<V, DensePage, 64>::kScores[heads - 1]
-             : head_dim == 128 ? ReaderTable<V, DensePage, 128>::kScores[heads - 1]
-                               : ReaderTable<V, DensePage, 0>::kScores[heads - 1];
-  }
-}
-template <class V>
-ValuesFunction<V> FindValues(uint8_t codec, int head_dim, int heads) {
-  switch (static_cast<Codec>(codec)) {
-    case Codec::kF32:
-      return ReaderTable<V, F32Page, 0>::kValues[heads - 1];
-    default:
-      return head_dim == 64    ? ReaderTable<V, DensePage, 64>::kValues[heads - 1]
-             : head_dim == 128 ? ReaderTable<V, DensePage, 128>::kValues[heads - 1]
-                               : ReaderTable<V, DensePage, 0>::kValues[heads - 1];
-  }
-}
 
 }  // namespace loupe::attend

@@ -20,6 +20,8 @@ inline constexpr int kEverything = 1 << 30;
 struct PageView {
   const uint8_t* keys = nullptr;
   const uint8_t* values = nullptr;
+  const uint16_t* key_scales = nullptr;    // [count] fp16, if keys are coded
+  const uint16_t* value_scales = nullptr;  // if values are
   const float* log_weights = nullptr;  // [count], natural logarithm; null: all zero
   int32_t count = 0;                   // entries in use
   int32_t first = 0;                   // number of its first entry in the list's table
@@ -36,6 +38,14 @@ struct Group {
   float scale_log2e = 0;
 };
 
+// The same for keys that are coded (spherical.h): q * scale_log2e, turned, and its product with the mean key.
+struct TurnQueries {
+  Group group;
+  const float* mean = nullptr;  // [D] or null: zero
+  float* turned = nullptr;      // [R, D]
+  float* shift = nullptr;       // [R]
+};
+
 // At most kUnitPages pages of one list for one row.
 struct DecodeUnit {
   Group group;
@@ -47,6 +57,10 @@ struct DecodeUnit {
   float* max = nullptr;           // [R], -inf if nothing is seen
   float* sum = nullptr;           // [R]
   float* out = nullptr;           // [R, PaddedDim(D)], not divided by the sum
+  // If the step has coded pages.
+  const float* turned = nullptr;  // [R, D], of TurnQueries
+  const float* shift = nullptr;   // [R]
+  float* out_turned = nullptr;    // [R, PaddedDim(D)]: what coded values add, still turned
   // Wanted by few. Relative to the unit's maximum here; the merge's factors make them probabilities.
   float* page_mass = nullptr;          // [num_pages, R]
   float* entry_probability = nullptr;  // [num_pages, 64, R]
@@ -57,6 +71,7 @@ struct Merge {
   const float* max = nullptr;    // [units, R]
   const float* sum = nullptr;    // [units, R]
   const float* out = nullptr;    // [units, R, PaddedDim(D)]
+  const float* out_turned = nullptr;  // the same, or null
   const float* sinks = nullptr;  // [R] logits in base e, or null
   int units = 0;
   int heads = 0;
@@ -78,15 +93,17 @@ struct PromptTile {
   const int32_t* visible_end = nullptr;
   int64_t visible_stride = 0;
   const float* sinks = nullptr;  // [R] or null
+  bool coded = false;            // some page is
+  const float* mean = nullptr;   // [D] what coded keys lack, or null
   float* scratch = nullptr;      // PromptScratchFloats(...) floats, 64-byte aligned
 };
 
 // Floats of scratch that a tile of `rows` rows needs, whatever the kernel.
-inline constexpr int64_t PromptScratchFloats(int rows, int heads, int head_dim) {
+inline constexpr int64_t PromptScratchFloats(int rows, int heads, int head_dim, bool coded) {
   const int64_t queries = int64_t{rows} * heads;
   const int64_t padded = PaddedDim(head_dim);
-  const int64_t per_query = 2 * padded + 16 + 3;     // query, output, sum by lane, maximum, bounds
-  return queries * per_query + 64 * padded + 4 * 16;  // a page in bf16, alignment
+  const int64_t per_query = (coded ? 4 : 2) * padded + 16 + 4;  // query, output, turned ones, sum by lane, maximum, bounds, shift
+  return queries * per_query + 64 * padded + 5 * 16;  // a page in bf16, alignment
 }
 
 // Rows of one query head against one list, whose pages follow each other without gaps.
@@ -102,13 +119,16 @@ struct ColumnJob {
   const int32_t* visible_end = nullptr;
   int64_t visible_stride = 0;
   const float* sink = nullptr;  // a logit in base e, or null
+  bool coded = false;           // some page is
+  const float* mean = nullptr;  // [D] what coded keys lack, or null
   float* scratch = nullptr;     // ColumnScratchFloats(...) floats, 64-byte aligned
   float* column = nullptr;      // [num_pages * 64], added to
 };
 inline constexpr int kColumnRows = 8;  // rows that share a pass over the keys
-inline constexpr int64_t ColumnScratchFloats(int num_pages) { return kColumnRows * (int64_t{64} * num_pages + kMaxHeadDim); }
+inline constexpr int64_t ColumnScratchFloats(int num_pages) { return kColumnRows * (int64_t{64} * num_pages + 2 * kMaxHeadDim); }
 
 struct Kernels {
+  void (*turn_queries)(const TurnQueries& queries) = nullptr;
   void (*decode_unit)(const DecodeUnit& unit) = nullptr;
   void (*merge)(const Merge& merge) = nullptr;
   void (*prompt_tile)(const PromptTile& tile) = nullptr;       // f32 arithmetic

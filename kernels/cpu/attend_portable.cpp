@@ -78,6 +78,28 @@ struct Vector {
   static void StoreEightHalfs(const float* x, uint16_t* y) {
     for (int i = 0; i < 8; ++i) y[i] = FloatToHalf(x[i]);
   }
+  // Numbers behind fields of 16 words (attend_coded.h).
+  static uint32_t Word(const uint8_t* words, int i) {
+    uint32_t word;
+    std::memcpy(&word, words + 4 * i, 4);
+    return word;
+  }
+  template <int kBits>
+  static Vector LookUp(const uint8_t* words, int shift, const float* table) {
+    Vector v;
+    for (int i = 0; i < 16; ++i) v.q[i / 4][i % 4] = table[Word(words, i) >> shift & ((1u << kBits) - 1)];
+    return v;
+  }
+  static Vector LookUpSigned(const uint8_t* words, int shift, const uint8_t* signs, int sign_shift, const float* table) {
+    Vector v;
+    for (int i = 0; i < 16; ++i) v.q[i / 4][i % 4] = table[(Word(words, i) >> shift & 3) | (Word(signs, i) >> sign_shift & 1) << 2];
+    return v;
+  }
+  static Vector BytesLess128(const uint8_t* words, int shift) {
+    Vector v;
+    for (int i = 0; i < 16; ++i) v.q[i / 4][i % 4] = static_cast<float>(static_cast<int32_t>(Word(words, i) >> shift & 255) - 128);
+    return v;
+  }
   static void Prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
   static Vector Add(Vector a, const Vector& b) {
     for (int i = 0; i < 4; ++i) a.q[i] += b.q[i];

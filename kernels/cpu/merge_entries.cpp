@@ -41,11 +41,12 @@ struct Row {
 Row RowOf(const PageRef& ref, int dim, void* arena) {
   const PageClass c = ref.page_class();
   LOUPE_CHECK(ref.count < c.entries()) << "slot " << ref.count << " of a page of " << c.entries();
+  LOUPE_CHECK(!IsCoded(c.format.key) && !IsCoded(c.format.value)) << "means are made of dense entries";
   const PageLayout layout = MakePageLayout(c, dim);
   auto* page = static_cast<uint8_t*>(arena) + int64_t{ref.unit} * kPageAlignment;
-  const int64_t key_bytes = CodecBytes(c.format.key, dim);
+  const int64_t key_bytes = PlaneBytes(c.format.key, dim);
   const int64_t block = ref.count / kBlockEntries * kBlockEntries * key_bytes, lane = ref.count % kBlockEntries * (key_bytes / dim);
-  return {page + block + lane, page + layout.value_offset + ref.count * CodecBytes(c.format.value, dim),
+  return {page + block + lane, page + layout.value_offset + ref.count * PlaneBytes(c.format.value, dim),
           ref.log_weights ? reinterpret_cast<float*>(page + layout.log_weight_offset) + ref.count : nullptr, c.format};
 }
 

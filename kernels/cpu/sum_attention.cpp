@@ -1,6 +1,7 @@
 // Column sums of attention: looks pages up and shares the query heads out to the threads. Each head's column belongs to one
 // thread, and rows are added in order, so threads and chunks cannot change a bit. Flops 2 * D a (row, head, entry); compute
 // is the limit. Step thread; cannot fail.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -28,21 +29,20 @@ const Kernels& KernelsOf(Isa isa) {
 void ViewPages(const SumAttentionArgs& args, int g, int head_dim, std::vector<PageView>* views) {
   const int32_t* list = args.list_begin.as<int32_t>() + g;
   views->clear();
-  for (int32_t page = list[0], first = 0; page < list[1]; ++page) {
+  for (int32_t page = list[0], first = 0; page < list[1]; ++page, first += kPageEntries) {
     const PageRef& ref = args.pages.as<PageRef>()[page];
-    LOUPE_CHECK(first == static_cast<int32_t>(views->size()) * kPageEntries) << "page " << page << " follows one with room";
     const auto* data = static_cast<const uint8_t*>(args.arena) + int64_t{ref.unit} * kPageAlignment;
     const PageLayout layout = MakePageLayout(ref.page_class(), head_dim);
     PageView view;
     view.keys = data;
     view.values = data + layout.value_offset;
     if (ref.log_weights) view.log_weights = reinterpret_cast<const float*>(data + layout.log_weight_offset);
+    view.key_scales = reinterpret_cast<const uint16_t*>(data + layout.key_scale_offset);
     view.count = ref.count;
     view.first = first;
     view.key_codec = ref.key_codec;
     view.value_codec = ref.value_codec;
     views->push_back(view);
-    first += ref.count;
   }
 }
 
@@ -81,6 +81,8 @@ void SumAttentionCpu(const SumAttentionArgs& args, CpuContext context) {
       job.visible_end = args.visible_end.as<int32_t>() + g;
       job.visible_stride = args.visible_end.row_stride;
       if (args.sinks.defined()) job.sink = args.sinks.as<float>() + h;
+      job.coded = std::any_of(views.begin(), views.end(), [](const PageView& v) { return IsCoded(static_cast<Codec>(v.key_codec)); });
+      if (args.mean_keys.defined()) job.mean = args.mean_keys.row<float>(g);
       job.scratch = Scratch(attend::ColumnScratchFloats(job.num_pages));
       job.column = args.columns[h];
       kernels.columns(job);

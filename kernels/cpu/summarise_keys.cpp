@@ -3,39 +3,35 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cpu/attend_kernels.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/half.h"
+#include "kernels/cpu/entry_io.h"
 
 namespace loupe {
 namespace {
 
-// Keys of a block as [D][16] floats.
-void LoadBlock(const uint8_t* block, Codec codec, int dim, float* out) {
-  if (codec == Codec::kF32) {
-    std::memcpy(out, block, sizeof(float) * static_cast<size_t>(dim * kBlockEntries));
-    return;
-  }
-  const auto* half = reinterpret_cast<const uint16_t*>(block);
-  for (int i = 0; i < dim * kBlockEntries; ++i) out[i] = HalfToFloat(half[i]);
-}
-
 // Calls visit(keys [D][16], first entry, entries) for every block of the list.
 template <class Visit>
-void ForEachBlock(const SummariseKeysArgs& args, const Visit& visit) {
+void ForEachBlock(const SummariseKeysArgs& args, const SphericalKernels& kernels, const Visit& visit) {
   const int dim = args.head_dim;
-  alignas(64) float keys[attend::kMaxHeadDim * kBlockEntries];
+  alignas(64) float keys[attend::kMaxHeadDim * kBlockEntries] = {};
   for (int page = 0, first = 0; page < args.num_pages; first += args.pages[page++].count) {
-    const PageRef& ref = args.pages[page];
-    const Codec codec = ref.page_class().format.key;
-    const auto* data = static_cast<const uint8_t*>(args.arena) + int64_t{ref.unit} * kPageAlignment;
-    for (int entry = 0; entry < ref.count; entry += kBlockEntries) {
-      LoadBlock(data + entry * CodecBytes(codec, dim), codec, dim, keys);
-      visit(keys, first + entry, std::min(kBlockEntries, ref.count - entry));
+    PageRef slot = args.pages[page];
+    const int count = slot.count;
+    for (int entry = 0; entry < count; entry += kBlockEntries) {
+      const int n = std::min(kBlockEntries, count - entry);
+      EntrySide sides[kBlockEntries];
+      const float* means[kBlockEntries];
+      for (int i = 0; i < n; ++i) {
+        slot.count = static_cast<uint16_t>(entry + i);
+        sides[i] = SideOf(slot, true, dim, const_cast<void*>(args.arena));  // only read
+        means[i] = args.mean_key;
+      }
+      LoadSides(sides, n, dim, means, kernels, keys);
+      visit(keys, first + entry, n);
     }
   }
 }
@@ -43,12 +39,12 @@ void ForEachBlock(const SummariseKeysArgs& args, const Visit& visit) {
 }  // namespace
 
 void SummariseKeysCpu(const SummariseKeysArgs& args, CpuContext context) {
-  (void)context;
+  const SphericalKernels& kernels = SphericalKernelsOf(context.isa);
   const int dim = args.head_dim;
   LOUPE_CHECK(dim > 0 && dim <= attend::kMaxHeadDim) << "head size " << dim;
   std::vector<double> mean(static_cast<size_t>(dim), 0.0);
   int64_t entries = 0;
-  ForEachBlock(args, [&](const float* keys, int first, int count) {
+  ForEachBlock(args, kernels, [&](const float* keys, int first, int count) {
     float squares[kBlockEntries] = {};
     for (int d = 0; d < dim; ++d) {
       for (int i = 0; i < kBlockEntries; ++i) squares[i] += keys[d * kBlockEntries + i] * keys[d * kBlockEntries + i];
@@ -70,7 +66,7 @@ void SummariseKeysCpu(const SummariseKeysArgs& args, CpuContext context) {
   double square = 0;
   for (const double x : mean) square += x * x;
   const double length = std::sqrt(square);
-  ForEachBlock(args, [&](const float* keys, int first, int count) {
+  ForEachBlock(args, kernels, [&](const float* keys, int first, int count) {
     float dots[kBlockEntries] = {};
     for (int d = 0; d < dim; ++d) {
       const float direction = length > 0 ? static_cast<float>(mean[static_cast<size_t>(d)] / length) : 0.f;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/kernels/spherical_reference.h"
 #include "tests/kernels/target.h"
 
 namespace loupe {
@@ -85,7 +86,10 @@ class TestArena {
 // A list as the test knows it: its entries and its pages.
 struct TestList {
   std::vector<TestEntry> entries;
+  std::vector<int32_t> numbers;  // of the entries, 64 a page
   std::vector<PageRef> pages;
+
+  int32_t end() const { return numbers.empty() ? 0 : numbers.back() + 1; }
 };
 
 struct TestRow {
@@ -115,6 +119,7 @@ class AttendCase {
   std::vector<TestList> extra;  // [B * G] or empty
   std::vector<TestRow> rows;    // prompt rows first
   std::vector<float> sinks;     // [H] or empty
+  std::vector<std::vector<float>> mean_keys;  // [G][D] or empty: for coded pages, to be set before the first one
   float scale = 0.125f;
 
   float Normal() { return std::normal_distribution<float>(0, 1)(random); }
@@ -126,7 +131,7 @@ class AttendCase {
   }
 
   // Adds a page with `count` random entries.
-  void AddPage(TestList* list, const PageClass& page_class, int count) {
+  void AddPage(TestList* list, const PageClass& page_class, int count, int g = 0) {
     std::vector<TestEntry> entries;
     for (int i = 0; i < count; ++i) {
       TestEntry entry{Normals(dim), Normals(dim), 0, {}, {}};
@@ -136,16 +141,16 @@ class AttendCase {
       }
       entries.push_back(entry);
     }
-    AddPage(list, page_class, entries);
+    AddPage(list, page_class, entries, g);
   }
-  void AddPage(TestList* list, const PageClass& page_class, const std::vector<TestEntry>& entries) {
+  void AddPage(TestList* list, const PageClass& page_class, const std::vector<TestEntry>& entries, int g = 0) {
     list->pages.push_back(arena.NewPage(page_class, dim));
-    Append(list, entries);
+    Append(list, entries, g);
   }
   void Append(TestList* list, const TestEntry& entry) { Append(list, std::vector<TestEntry>{entry}); }
 
-  // Writes entries behind the last of the list's last page.
-  void Append(TestList* list, const std::vector<TestEntry>& entries) {
+  // Writes entries behind the last of the last page of a list of kv head `g`.
+  void Append(TestList* list, const std::vector<TestEntry>& entries, int g = 0) {
     if (entries.empty()) return;
     PageRef& page = list->pages.back();
     const int first = page.count;
@@ -165,6 +170,8 @@ class AttendCase {
     args.v = arrays.In(Rows(v, n));
     args.slots = arrays.In(MakeTensor(slots.data(), DType::kBytes, n, 1), sizeof(PageRef));
     args.arena = arena.data();
+    std::vector<float> mean = MeanOf(g);
+    if (!mean.empty()) args.mean_keys = arrays.In(MakeTensor(mean.data(), DType::kF32, 1, dim));
     arena.backend().AppendKv(args, arrays.stream());
     arrays.Finish();
     if (page.log_weights != 0) {
@@ -173,14 +180,20 @@ class AttendCase {
       arena.Write(page, offset, betas.data(), 4 * n);
     }
     const PageFormat format = page.page_class().format;
-    const auto stored = [&](Codec codec, float x) {
-      return codec == Codec::kF32 ? static_cast<double>(x) : RoundToHalf(static_cast<double>(x));
-    };
     for (const TestEntry& entry : entries) {
       list->entries.push_back(entry);
-      for (const float x : entry.k) list->entries.back().stored_k.push_back(stored(format.key, x));
-      for (const float x : entry.v) list->entries.back().stored_v.push_back(stored(format.value, x));
+      list->numbers.push_back(static_cast<int32_t>(list->pages.size() - 1) * kPageEntries + first +
+                              static_cast<int32_t>(&entry - entries.data()));
+      list->entries.back().stored_k = Stored(entry.k, format.key, mean);
+      list->entries.back().stored_v = Stored(entry.v, format.value, {});
     }
+  }
+  std::vector<float> MeanOf(int g) const { return mean_keys.empty() ? std::vector<float>{} : mean_keys[static_cast<size_t>(g)]; }
+  static std::vector<double> Stored(const std::vector<float>& x, Codec codec, const std::vector<float>& mean) {
+    if (IsCoded(codec)) return testing::DecodeSpherical(testing::EncodeSpherical(x, mean, codec), mean);
+    std::vector<double> stored;
+    for (const float y : x) stored.push_back(codec == Codec::kF32 ? static_cast<double>(y) : RoundToHalf(static_cast<double>(y)));
+    return stored;
   }
   // [n, 1, D]
   Tensor Rows(std::vector<float>& x, int64_t n) const {
@@ -190,11 +203,16 @@ class AttendCase {
   }
 
   bool mixed_formats = false;  // every page of a random list is coded as chance has it
-  PageFormat RandomFormat() { return {static_cast<Codec>(Below(kNumCodecs)), static_cast<Codec>(Below(kNumCodecs))}; }
+  bool coded = false;          // with spherical codes among them
+  PageFormat RandomFormat() {
+    const int codecs = coded ? kNumCodecs : 2;
+    const auto key = static_cast<Codec>(Below(codecs));
+    return {key, static_cast<Codec>(Below(codecs))};
+  }
 
   // `count` entries the way a cache holds them: full pages, then a tail that may be a small page. With `ragged`, some
   // pages inside are not full.
-  TestList RandomList(int count, bool ragged, bool log_weights) {
+  TestList RandomList(int count, bool ragged, bool log_weights, int g = 0) {
     TestList list;
     while (count > 0) {
       const bool weights = log_weights && Below(2) == 0;
@@ -202,7 +220,7 @@ class AttendCase {
       const int room = small ? kSmallPageEntries : kPageEntries;
       int n = std::min(room, count);
       if (ragged && Below(3) == 0) n = 1 + Below(n);
-      AddPage(&list, {mixed_formats ? RandomFormat() : PageFormat{}, small, weights}, n);
+      AddPage(&list, {mixed_formats ? RandomFormat() : PageFormat{}, small, weights}, n, g);
       count -= n;
     }
     return list;
@@ -216,7 +234,7 @@ class AttendCase {
     row.q = Normals(heads * groups * dim);
     for (int g = 0; g < groups; ++g) {
       row.begin.push_back(0);
-      row.end.push_back(static_cast<int32_t>(List(sequence, g).entries.size()));
+      row.end.push_back(List(sequence, g).end());
     }
     rows.push_back(row);
     return rows.back();
@@ -258,7 +276,7 @@ inline std::vector<AttendCase::Weighted> AttendCase::Logits(const TestRow& row, 
   };
   const TestList& list = List(row.sequence, g);
   for (size_t e = 0; e < list.entries.size(); ++e) {
-    const int at = static_cast<int>(e);
+    const int at = list.numbers[e];
     add(list.entries[e], at >= row.begin[static_cast<size_t>(g)] && at < row.end[static_cast<size_t>(g)]);
   }
   if (!extra.empty()) {
@@ -360,6 +378,12 @@ inline AttendCase::Result AttendCase::Attend(int threads, bool exact, bool proba
   }
   args.arena = arena.data();
   args.scale = scale;
+  args.coded = coded;
+  std::vector<float> means;
+  for (int g = 0; g < groups && !mean_keys.empty(); ++g) {
+    means.insert(means.end(), mean_keys[static_cast<size_t>(g)].begin(), mean_keys[static_cast<size_t>(g)].end());
+  }
+  if (!means.empty()) args.mean_keys = arrays.In(MakeTensor(means.data(), DType::kF32, groups, dim));
   if (!sinks.empty()) args.sinks = arrays.In(MakeTensor(sinks.data(), DType::kF32, static_cast<int64_t>(sinks.size())));
   args.prompt_rows = static_cast<int>(prompt_rows);
   args.out = arrays.Out(tensor3(result.out.data(), num_rows, int64_t{heads} * groups, dim));

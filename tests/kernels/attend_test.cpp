@@ -50,7 +50,7 @@ void ExpectOracle(const AttendCase& c, const std::vector<Expected>& oracle, cons
 void FillAtRandom(AttendCase& c, int sequences, bool log_weights, int prompt_rows = 40, bool mixed_formats = true) {
   c.mixed_formats = c.Below(2) == 0 && mixed_formats;
   for (int i = 0; i < sequences * c.groups; ++i) {
-    c.lists.push_back(c.RandomList(kCounts[c.Below(10)], c.Below(2) == 0, log_weights));
+    c.lists.push_back(c.RandomList(kCounts[c.Below(10)], c.Below(2) == 0, log_weights, i % c.groups));
   }
   for (const bool prompt : {true, false}) {
     for (int s = 0; s < sequences; ++s) {

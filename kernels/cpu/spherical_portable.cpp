@@ -1,0 +1,16 @@
+// Spherical codes built with the options that CMake gives this file.
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/spherical_kernels.h"
+#include "kernels/cpu/turn.h"
+#include "kernels/half.h"
+
+namespace loupe {
+namespace {
+#include "kernels/cpu/spherical_kernels.inc"
+}  // namespace
+
+constinit const SphericalKernels kPortableSpherical = {Encode, Decode, PutKeyBlock, PutValueBlock, GetKeyBlock, GetValueBlock};
+
+}  // namespace loupe
