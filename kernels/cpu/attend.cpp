@@ -212,14 +212,14 @@ void Decode::Flush() {
   const int64_t outputs = units * p_.heads * attend::PaddedDim(p_.head_dim), scalars = units * p_.heads;
   const auto tasks = static_cast<int64_t>(tasks_.size());
   const int64_t queries = tasks * p_.heads;
-  out_ = scratch_.Get(outputs + 3 * scalars + (p_.args.coded ? outputs + queries * (p_.head_dim + 1) : 0));
+  out_ = scratch_.Get(outputs + 3 * scalars + (p_.args.coded ? outputs + queries * (attend::TurnedFloats(p_.head_dim) + 1) : 0));
   max_ = out_ + outputs, sum_ = max_ + scalars, factors_ = sum_ + scalars;
-  if (p_.args.coded) out_turned_ = factors_ + scalars, turned_ = out_turned_ + outputs, shift_ = turned_ + queries * p_.head_dim;
+  if (p_.args.coded) out_turned_ = factors_ + scalars, turned_ = out_turned_ + outputs, shift_ = turned_ + queries * attend::TurnedFloats(p_.head_dim);
   tasks_at_ = tasks_.data(), units_at_ = units_.data();
   const auto turn_queries = [this](int64_t from, int64_t to) {
     for (int64_t task = from; p_.args.coded && task < to; ++task) {
       const int64_t at = task * p_.heads;
-      p_.kernels.turn_queries({GroupOf(tasks_at_[task]), p_.Mean(tasks_at_[task].g), turned_ + at * p_.head_dim, shift_ + at});
+      p_.kernels.turn_queries({GroupOf(tasks_at_[task]), p_.Mean(tasks_at_[task].g), turned_ + at * attend::TurnedFloats(p_.head_dim), shift_ + at});
     }
   };
   const auto run_units = [this](const UnitPlan* from, const UnitPlan* to) {
@@ -271,7 +271,7 @@ void Decode::RunUnit(int index, const UnitPlan* next) const {
   unit.max = max_ + at, unit.sum = sum_ + at, unit.out = out_ + at * attend::PaddedDim(p_.head_dim);
   if (a.coded) {
     const int64_t of_task = int64_t{plan.task} * p_.heads;
-    unit.turned = turned_ + of_task * p_.head_dim, unit.shift = shift_ + of_task;
+    unit.turned = turned_ + of_task * attend::TurnedFloats(p_.head_dim), unit.shift = shift_ + of_task;
     unit.out_turned = out_turned_ + at * attend::PaddedDim(p_.head_dim);
   }
   if (!extra && task.probabilities) {

@@ -52,6 +52,7 @@ struct Vector {
     const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(words), _mm512_set1_epi8(-128));
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, static_cast<unsigned>(24 - shift)), 24))};
   }
+  static void Prepare(float* turned, int dim);
   static void Prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
   static Vector Add(Vector x, Vector y) { return {_mm512_add_ps(x.v, y.v)}; }
   static Vector Sub(Vector x, Vector y) { return {_mm512_sub_ps(x.v, y.v)}; }
@@ -72,6 +73,17 @@ struct Vector {
   float ReduceAdd() const { return _mm512_reduce_add_ps(v); }
   float First() const { return _mm512_cvtss_f32(v); }
 };
+
+}  // namespace
+
+#include "kernels/cpu/attend_coded_vnni.h"
+
+namespace {
+
+void Vector::Prepare(float* turned, int dim) {
+  const QueryBytes bytes(turned, dim);
+  *bytes.scale = SplitBytes(turned, dim / 16, bytes.high, bytes.low, bytes.sums);
+}
 
 // ---- prompt rows on bf16 dot products
 //
@@ -275,10 +287,13 @@ void Bf16Queries(const PromptTile& t, const PromptState<Vector>& w) {
     const float* q = t.group.q + row * t.q_stride;
     RoundToBf16(q, width, t.group.scale_log2e, reinterpret_cast<uint16_t*>(w.q) + int64_t{row} * width);
     if (!t.coded) continue;
-    alignas(64) float scaled[kMaxGroup * kMaxHeadDim], turned[kMaxGroup * kMaxHeadDim];
+    alignas(64) float scaled[kMaxGroup * kMaxHeadDim], turned[kMaxGroup * TurnedFloats(kMaxHeadDim)];
     ScaleQueries<Vector>(q, width, t.group.scale_log2e, scaled);
     TurnScaled<Vector>(scaled, heads, w.dim, t.mean, turned, w.shift + row * heads);
-    RoundToBf16(turned, width, 1, reinterpret_cast<uint16_t*>(w.turned) + int64_t{row} * width);
+    for (int h = 0; h < heads; ++h) {
+      auto* rounded = reinterpret_cast<uint16_t*>(w.turned) + (int64_t{row} * heads + h) * w.dim;
+      RoundToBf16(turned + h * TurnedFloats(w.dim), w.dim, 1, rounded);
+    }
   }
 }
 

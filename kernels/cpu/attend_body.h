@@ -76,12 +76,12 @@ template <class V>
   if (i < n) V::Mul(V::LoadEight(q + i), factor).StoreEight(out + i);
 }
 
-// q [heads, D], scaled already, as coded keys want it; shift [heads].
+// q [heads, D], scaled already, as coded keys want it: turned [heads, TurnedFloats(D)], shift [heads].
 template <class V>
 void TurnScaled(const float* q, int heads, int dim, const float* mean, float* turned, float* shift) {
   for (int h = 0; h < heads; ++h) {
     const float* from = q + h * dim;
-    float* to = turned + h * dim;
+    float* to = turned + h * TurnedFloats(dim);
     V sum = V::Zero();
     for (int d = 0; d < dim; d += 16) {
       const V x = V::Load(from + d);
@@ -90,6 +90,7 @@ void TurnScaled(const float* q, int heads, int dim, const float* mean, float* tu
     }
     shift[h] = sum.ReduceAdd();
     spherical::Turn<1>(to, dim);
+    V::Prepare(to, dim);
   }
 }
 
@@ -159,8 +160,9 @@ void DecodeUnitBody(const DecodeUnit& u) {
     const uint8_t* ahead = i + 1 < u.num_pages ? u.pages[i + 1].keys : u.pages[0].values;
     for (int h = 0; h < heads; h += V::kMaxHeads) {
       const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
-      const float* queries = (HasCodedKeys(page) ? u.turned : q) + h * dim;
-      FindScores<V>(page.key_codec, dim, some)({page, ahead, dim, queries, dim, s + h * kUnitEntries + n, kUnitEntries});
+      const int stride = HasCodedKeys(page) ? TurnedFloats(dim) : dim;
+      const float* queries = (HasCodedKeys(page) ? u.turned : q) + h * stride;
+      FindScores<V>(page.key_codec, dim, some)({page, ahead, dim, queries, stride, s + h * kUnitEntries + n, kUnitEntries});
     }
     for (int h = 0; h < heads; ++h) {
       const float top = FinishScores<V>(page, bounds, u.shift != nullptr ? u.shift[h] : 0.f, s + h * kUnitEntries + n);
@@ -232,7 +234,7 @@ struct PromptState {
   int queries, dim, padded;
   float *q, *o, *sum, *max;      // [queries, dim], [queries, padded], [queries, 16], [queries]
   int32_t *visible_begin, *visible_end;  // [queries]
-  // If the tile has coded pages: [queries, dim], [queries, padded], [queries].
+  // If the tile has coded pages: [queries, TurnedFloats(dim)], [queries, padded], [queries].
   float *turned = nullptr, *o_turned = nullptr, *shift = nullptr;
   float* end;
 
@@ -246,7 +248,7 @@ struct PromptState {
     visible_end = visible_begin + queries;
     end = max + (queries * 3 + 15) / 16 * 16;
     if (t.coded) {
-      turned = end, o_turned = turned + int64_t{queries} * padded, shift = o_turned + int64_t{queries} * padded;
+      turned = end, o_turned = turned + int64_t{queries} * TurnedFloats(dim), shift = o_turned + int64_t{queries} * padded;
       end = shift + (queries + 15) / 16 * 16;
       for (int64_t i = 0; i < int64_t{queries} * padded; i += 16) V::Zero().Store(o_turned + i);
     }
@@ -362,7 +364,7 @@ void PromptTileBody(const PromptTile& t) {
   for (int row = 0; row < t.rows; ++row) {
     const int64_t at = int64_t{row} * heads;
     ScaleQueries<V>(t.group.q + row * t.q_stride, heads * dim, t.group.scale_log2e, w.q + at * dim);
-    if (t.coded) TurnScaled<V>(w.q + at * dim, heads, dim, t.mean, w.turned + at * dim, w.shift + at);
+    if (t.coded) TurnScaled<V>(w.q + at * dim, heads, dim, t.mean, w.turned + at * TurnedFloats(dim), w.shift + at);
   }
   alignas(64) float s[V::kMaxHeads * 64];
   for (int i = 0; i < t.num_pages; ++i) {
@@ -372,8 +374,9 @@ void PromptTileBody(const PromptTile& t) {
     for (int query = 0, n; page.count = count, (n = NextQueries<V>(w, page, V::kPromptHeads, &query)) > 0; query += n) {
       const Bounds<V> any = BoundsOfGroup<V>(w, page, query, n);
       page.count = any.end;
-      const float* queries = (HasCodedKeys(page) ? w.turned : w.q) + int64_t{query} * dim;
-      FindScores<V>(page.key_codec, dim, n)({page, next.keys, dim, queries, dim, s, 64});
+      const int stride = HasCodedKeys(page) ? TurnedFloats(dim) : dim;
+      const float* queries = (HasCodedKeys(page) ? w.turned : w.q) + int64_t{query} * stride;
+      FindScores<V>(page.key_codec, dim, n)({page, next.keys, dim, queries, stride, s, 64});
       for (int k = 0; k < n; ++k) SoftmaxOfPage<V>(w, page, query + k, s + k * 64);
       FindValues<V>(page.value_codec, dim, n)(
           {page, next.values, dim, s, 64, w.OutputOf(page, query), w.padded, any.begin, any.end});
@@ -421,8 +424,8 @@ template <class V>
     if (all.end == 0) all.begin = page.first;
     all.end = page.first + (page.count + 15) / 16 * 16;
     FindScores<V>(page.key_codec, job.head_dim, n)(
-        {page, job.pages[i + 1 < job.num_pages ? i + 1 : i].keys, job.head_dim, HasCodedKeys(page) ? turned : q, job.head_dim,
-         s + page.first, stride});
+        {page, job.pages[i + 1 < job.num_pages ? i + 1 : i].keys, job.head_dim, HasCodedKeys(page) ? turned : q,
+         HasCodedKeys(page) ? TurnedFloats(job.head_dim) : job.head_dim, s + page.first, stride});
     for (int k = 0; k < n; ++k) {
       const int64_t at = (row + k) * job.visible_stride;
       const Bounds<V> seen(page, job.visible_begin[at], job.visible_end[at]);

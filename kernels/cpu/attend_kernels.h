@@ -16,6 +16,9 @@ inline constexpr int kEverything = 1 << 30;
 // Outputs under way are kept in whole vectors of 16 lanes.
 [[gnu::always_inline]] inline constexpr int PaddedDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
+// A turned query and, behind it, what its instruction set makes of it for its own use.
+[[gnu::always_inline]] inline constexpr int TurnedFloats(int head_dim) { return head_dim + head_dim / 2 + 16; }
+
 // A page with its planes looked up.
 struct PageView {
   const uint8_t* keys = nullptr;
@@ -42,7 +45,7 @@ struct Group {
 struct TurnQueries {
   Group group;
   const float* mean = nullptr;  // [D] or null: zero
-  float* turned = nullptr;      // [R, D]
+  float* turned = nullptr;      // [R, TurnedFloats(D)]
   float* shift = nullptr;       // [R]
 };
 
@@ -58,7 +61,7 @@ struct DecodeUnit {
   float* sum = nullptr;           // [R]
   float* out = nullptr;           // [R, PaddedDim(D)], not divided by the sum
   // If the step has coded pages.
-  const float* turned = nullptr;  // [R, D], of TurnQueries
+  const float* turned = nullptr;  // [R, TurnedFloats(D)], of TurnQueries
   const float* shift = nullptr;   // [R]
   float* out_turned = nullptr;    // [R, PaddedDim(D)]: what coded values add, still turned
   // Wanted by few. Relative to the unit's maximum here; the merge's factors make them probabilities.
@@ -102,7 +105,8 @@ struct PromptTile {
 inline constexpr int64_t PromptScratchFloats(int rows, int heads, int head_dim, bool coded) {
   const int64_t queries = int64_t{rows} * heads;
   const int64_t padded = PaddedDim(head_dim);
-  const int64_t per_query = (coded ? 4 : 2) * padded + 16 + 4;  // query, output, turned ones, sum by lane, maximum, bounds, shift
+  // Query, output, sum by lane, maximum, bounds; turned ones and the shift.
+  const int64_t per_query = 2 * padded + 16 + 3 + (coded ? padded + TurnedFloats(head_dim) + 1 : 0);
   return queries * per_query + 64 * padded + 5 * 16;  // a page in bf16, alignment
 }
 
@@ -125,7 +129,7 @@ struct ColumnJob {
   float* column = nullptr;      // [num_pages * 64], added to
 };
 inline constexpr int kColumnRows = 8;  // rows that share a pass over the keys
-inline constexpr int64_t ColumnScratchFloats(int num_pages) { return kColumnRows * (int64_t{64} * num_pages + 2 * kMaxHeadDim); }
+inline constexpr int64_t ColumnScratchFloats(int num_pages) { return kColumnRows * (int64_t{64} * num_pages + kMaxHeadDim + TurnedFloats(kMaxHeadDim)); }
 
 struct Kernels {
   void (*turn_queries)(const TurnQueries& queries) = nullptr;

@@ -100,6 +100,7 @@ struct Vector {
     for (int i = 0; i < 16; ++i) v.q[i / 4][i % 4] = static_cast<float>(static_cast<int32_t>(Word(words, i) >> shift & 255) - 128);
     return v;
   }
+  static void Prepare(float*, int) {}
   static void Prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
   static Vector Add(Vector a, const Vector& b) {
     for (int i = 0; i < 4; ++i) a.q[i] += b.q[i];

@@ -1,4 +1,5 @@
-// Times attention alone: `attend_bench [threads] [instruction set]`. Decode prints the bytes of the visible pages over the time, beside
+// Times attention alone: `attend_bench [threads] [instruction set]`, over dense pages and pages of each format of spherical
+// codes. Decode prints the bytes of the visible pages over the time, beside
 // what a plain read of memory reaches in the same run; prefill prints flops over the time. Inputs are random, and many
 // layers' worth of pages are rotated, so that decode reads memory and not the cache. A time is the one that nine of ten
 // runs exceed, since neighbours on the machine only ever make a run slower.
@@ -18,6 +19,14 @@ namespace loupe {
 namespace {
 
 constexpr int kDim = 64, kHeads = 9, kGroups = 3;
+constexpr std::pair<const char*, PageFormat> kFormats[] = {
+    {"dense", {}},
+    {"s8", {Codec::kS8, Codec::kS8}},
+    {"s4", {Codec::kS4, Codec::kS4}},
+    {"s4v2", {Codec::kS4, Codec::kS2}},
+    {"s3", {Codec::kS3, Codec::kS3}},
+    {"s2", {Codec::kS2, Codec::kS2}},
+};
 
 double Seconds(const std::function<void(int)>& work, int repeats) {
   std::vector<double> times;
@@ -37,10 +46,11 @@ struct Pages {
   std::vector<int32_t> list_begin;
 };
 
-Pages MakePages(Backend& backend, int entries, int copies) {
+Pages MakePages(Backend& backend, const PageFormat& format, int entries, int copies) {
   Pages pages;
+  const PageClass page_class{format, false, false};
   const int per_list = (entries + kPageEntries - 1) / kPageEntries;
-  const int64_t bytes = MakePageLayout({}, kDim).bytes;
+  const int64_t bytes = MakePageLayout(page_class, kDim).bytes;
   auto arena = backend.Allocate(bytes * per_list * kGroups * copies);
   if (!arena.ok()) {
     std::fprintf(stderr, "%s\n", arena.status().ToString().c_str());
@@ -49,7 +59,8 @@ Pages MakePages(Backend& backend, int entries, int copies) {
   pages.arena = std::move(*arena);
   auto* at = static_cast<uint64_t*>(pages.arena->data());
   std::mt19937_64 random(1);
-  for (int64_t i = 0, n = pages.arena->bytes() / 8; i < n; ++i) {  // halfs of magnitude 1 to 2
+  // Halfs of magnitude 1 to 2, or any codes; of these only scales have to be halfs, which as such are no special numbers.
+  for (int64_t i = 0, n = pages.arena->bytes() / 8; i < n; ++i) {
     at[i] = 0x3c003c003c003c00u | (random() & 0x83ff83ff83ff83ffu);
   }
   uint32_t unit = 0;
@@ -57,7 +68,7 @@ Pages MakePages(Backend& backend, int entries, int copies) {
     std::vector<PageRef> table;
     for (int g = 0; g < kGroups; ++g) {
       for (int i = 0; i < per_list; ++i, unit += static_cast<uint32_t>(bytes / kPageAlignment)) {
-        table.push_back(MakePageRef(unit, std::min(kPageEntries, entries - i * kPageEntries), {}));
+        table.push_back(MakePageRef(unit, std::min(kPageEntries, entries - i * kPageEntries), page_class));
       }
     }
     std::shuffle(table.begin(), table.end(), random);
@@ -85,6 +96,7 @@ void Attend(const Pages& pages, int copy, int rows, bool prompt, int entries, Cp
   args.visible_end = MakeTensor(end.data(), DType::kI32, rows, kGroups);
   args.arena = pages.arena->data();
   args.scale = 0.125f;
+  args.coded = IsCoded(table[0].page_class().format.key);
   args.prompt_rows = prompt ? rows : 0;
   AttendCpu(args, context);
 }
@@ -117,18 +129,27 @@ void Run(int threads, const std::string& only) {
     if (isa > DetectIsa() || (!only.empty() && only != IsaName(isa))) continue;
     const CpuContext context{pool, isa, false};
     std::printf("%s, %d threads, %d query and %d kv heads of %d\n", IsaName(isa), threads, kHeads, kGroups, kDim);
-    for (const int entries : {512, 2048, 8000}) {
-      const int copies = std::max(2, 200000 / entries);
-      const Pages pages = MakePages(**backend, entries, copies);
-      const double limit = ReadBandwidth(*pages.arena, pool);
-      const double seconds = Seconds([&](int i) { Attend(pages, i % copies, 1, false, entries, context); }, 200);
-      const double bytes = 4.0 * kDim * kGroups * entries;
-      std::printf("  decode at %4d: %7.1f us, %5.2f MB, %5.1f GB/s of %5.1f (%.0f %%)\n", entries, seconds * 1e6, bytes * 1e-6,
-                  bytes / seconds * 1e-9, limit, bytes / seconds * 1e-7 / limit);
+    for (const auto& [name, format] : kFormats) {
+      for (const int entries : {2048, 8000}) {
+        const int copies = std::max(2, 800000 / entries);
+        const Pages pages = MakePages(**backend, format, entries, copies);
+        const double limit = ReadBandwidth(*pages.arena, pool);
+        const double seconds = Seconds([&](int i) { Attend(pages, i % copies, 1, false, entries, context); }, 400);
+        const double bytes = static_cast<double>(CodecBytes(format.key, kDim) + CodecBytes(format.value, kDim)) * kGroups * entries;
+        std::printf("  decode %5s at %4d: %7.1f us, %5.2f MB, %5.1f GB/s of %5.1f (%.0f %%)\n", name, entries, seconds * 1e6, bytes * 1e-6,
+                    bytes / seconds * 1e-9, limit, bytes / seconds * 1e-7 / limit);
+      }
+    }
+    for (const auto& [name, format] : kFormats) {
+      const int rows = 2048;
+      const Pages pages = MakePages(**backend, format, rows, 1);
+      const double seconds = Seconds([&](int) { Attend(pages, 0, rows, true, rows, context); }, isa == Isa::kPortable ? 1 : 15);
+      const double flops = 4.0 * kDim * kHeads * (0.5 * rows * (rows + 1));
+      std::printf("  prefill %5s of %d: %7.2f ms, %.0f GFLOP/s\n", name, rows, seconds * 1e3, flops / seconds * 1e-9);
     }
     for (const bool exact : {false, true}) {
       const int rows = 2048;
-      const Pages pages = MakePages(**backend, rows, 1);
+      const Pages pages = MakePages(**backend, {}, rows, 1);
       const double seconds = Seconds([&](int) { Attend(pages, 0, rows, true, rows, {pool, isa, exact}); }, isa == Isa::kPortable ? 1 : 15);
       const double flops = 4.0 * kDim * kHeads * (0.5 * rows * (rows + 1));
       std::printf("  prefill of %d%s: %7.2f ms, %.0f GFLOP/s\n", rows, exact ? " exact" : "", seconds * 1e3, flops / seconds * 1e-9);
