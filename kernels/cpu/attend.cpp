@@ -265,8 +265,8 @@ void Decode::RunUnit(int index, const UnitPlan* next) const {
   unit.num_pages = plan.num_pages;
   unit.visible_begin = p_.Visible(a.visible_begin, task.row, task.g);
   unit.visible_end = p_.Visible(a.visible_end, task.row, task.g);
-  unit.next = unit.pages[0].keys;
-  if (next != nullptr && next->first >= 0) unit.next = p_.View(a.pages.as<PageRef>()[next->page], 0, false).keys;
+  PageView next_page;
+  if (next != nullptr && next->first >= 0) next_page = p_.View(a.pages.as<PageRef>()[next->page], 0, false), unit.next = &next_page;
   const int64_t at = int64_t{index} * p_.heads;
   unit.max = max_ + at, unit.sum = sum_ + at, unit.out = out_ + at * attend::PaddedDim(p_.head_dim);
   if (a.coded) {

@@ -32,10 +32,9 @@ struct QueryBytes {
   return largest / 32512.f;
 }
 
-[[gnu::always_inline]] inline __m512i BroadcastFour(const int8_t* p) {
-  int32_t word;
-  __builtin_memcpy(&word, p, 4);
-  return _mm512_set1_epi32(word);
+// sum += four codes times four bytes, in each of 16 lanes. As an instruction: the compiler's intrinsic copies its sums.
+[[gnu::always_inline]] inline void AddProducts(__m512i& sum, __m512i codes, const int8_t* four) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const int32_t(*)[1]>(four)));
 }
 
 // Codes as unsigned bytes: level = byte - kOffset + (kHalf ? 1/2 : 0).
@@ -103,10 +102,9 @@ struct CodedPage<Vector, kCodec> {
         LOUPE_ATTEND_UNROLL for (int b = 0; b < B; ++b) codes[b] = C::Load(words[b], f, signs[b], i % 2 * 4 + f, table);
         LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) {
           const QueryBytes q(a.q + h * a.q_stride, dim);
-          const __m512i upper = BroadcastFour(q.high + d), lower = BroadcastFour(q.low + d);
           LOUPE_ATTEND_UNROLL for (int b = 0; b < B; ++b) {
-            high[h][b] = _mm512_dpbusd_epi32(high[h][b], codes[b], upper);
-            low[h][b] = _mm512_dpbusd_epi32(low[h][b], codes[b], lower);
+            AddProducts(high[h][b], codes[b], q.high + d);
+            AddProducts(low[h][b], codes[b], q.low + d);
           }
         }
       }
@@ -165,8 +163,8 @@ struct CodedPage<Vector, kCodec> {
         const __m512i sign = kCodec == Codec::kS3 ? _mm512_loadu_si512(signs + row * 64) : words;
         const __m512i codes = C::Load(words, f, sign, quad % 2 * 4 + f, table);
         LOUPE_ATTEND_UNROLL for (int h = 0; h < H; ++h) {
-          high[h][w] = _mm512_dpbusd_epi32(high[h][w], codes, BroadcastFour(p.high[h] + quad * 4));
-          low[h][w] = _mm512_dpbusd_epi32(low[h][w], codes, BroadcastFour(p.low[h] + quad * 4));
+          AddProducts(high[h][w], codes, p.high[h] + quad * 4);
+          AddProducts(low[h][w], codes, p.low[h] + quad * 4);
         }
       }
     }

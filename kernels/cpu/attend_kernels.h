@@ -56,7 +56,7 @@ struct DecodeUnit {
   int num_pages = 0;
   int visible_begin = 0;
   int visible_end = 0;
-  const uint8_t* next = nullptr;  // what is read after this unit, for prefetch
+  const PageView* next = nullptr;  // the page that is read after this unit, for prefetch, or null
   float* max = nullptr;           // [R], -inf if nothing is seen
   float* sum = nullptr;           // [R]
   float* out = nullptr;           // [R, PaddedDim(D)], not divided by the sum

@@ -1,5 +1,5 @@
-// Times attention alone: `attend_bench [threads] [instruction set]`, over dense pages and pages of each format of spherical
-// codes. Decode prints the bytes of the visible pages over the time, beside
+// Times attention alone: `attend_bench [threads] [instruction set] [format]`, over dense pages and pages of each format of
+// spherical codes; with a format its decode rows alone. Decode prints the bytes of the visible pages over the time, beside
 // what a plain read of memory reaches in the same run; prefill prints flops over the time. Inputs are random, and many
 // layers' worth of pages are rotated, so that decode reads memory and not the cache. A time is the one that nine of ten
 // runs exceed, since neighbours on the machine only ever make a run slower.
@@ -116,7 +116,7 @@ double ReadBandwidth(const DeviceBuffer& buffer, ThreadPool& pool) {
   return static_cast<double>(buffer.bytes()) / seconds * 1e-9;
 }
 
-void Run(int threads, const std::string& only) {
+void Run(int threads, const std::string& only, const std::string& only_format) {
   BackendOptions options;
   options.num_threads = threads;
   auto backend = MakeBackend(options);
@@ -130,6 +130,7 @@ void Run(int threads, const std::string& only) {
     const CpuContext context{pool, isa, false};
     std::printf("%s, %d threads, %d query and %d kv heads of %d\n", IsaName(isa), threads, kHeads, kGroups, kDim);
     for (const auto& [name, format] : kFormats) {
+      if (!only_format.empty() && only_format != name) continue;
       for (const int entries : {2048, 8000}) {
         const int copies = std::max(2, 800000 / entries);
         const Pages pages = MakePages(**backend, format, entries, copies);
@@ -140,6 +141,7 @@ void Run(int threads, const std::string& only) {
                     bytes / seconds * 1e-9, limit, bytes / seconds * 1e-7 / limit);
       }
     }
+    if (!only_format.empty()) continue;
     for (const auto& [name, format] : kFormats) {
       const int rows = 2048;
       const Pages pages = MakePages(**backend, format, rows, 1);
@@ -163,9 +165,9 @@ void Run(int threads, const std::string& only) {
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
   if (threads < 1 || threads > 512) {
-    std::fprintf(stderr, "error: %s threads; usage: attend_bench [threads, 1 to 512] [avx512 | avx2 | portable]\n", argv[1]);
+    std::fprintf(stderr, "error: %s threads; usage: attend_bench [threads, 1 to 512] [avx512 | avx2 | portable] [format]\n", argv[1]);
     return 2;
   }
-  loupe::Run(threads, argc > 2 ? argv[2] : "");
+  loupe::Run(threads, argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "");
   return 0;
 }
