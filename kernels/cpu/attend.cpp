@@ -214,12 +214,14 @@ void Decode::Flush() {
   const int64_t queries = tasks * p_.heads;
   out_ = scratch_.Get(outputs + 3 * scalars + (p_.args.coded ? outputs + queries * (attend::TurnedFloats(p_.head_dim) + 1) : 0));
   max_ = out_ + outputs, sum_ = max_ + scalars, factors_ = sum_ + scalars;
-  if (p_.args.coded) out_turned_ = factors_ + scalars, turned_ = out_turned_ + outputs, shift_ = turned_ + queries * attend::TurnedFloats(p_.head_dim);
+  const int64_t turned = attend::TurnedFloats(p_.head_dim);
+  if (p_.args.coded) out_turned_ = factors_ + scalars, turned_ = out_turned_ + outputs, shift_ = turned_ + queries * turned;
   tasks_at_ = tasks_.data(), units_at_ = units_.data();
   const auto turn_queries = [this](int64_t from, int64_t to) {
     for (int64_t task = from; p_.args.coded && task < to; ++task) {
       const int64_t at = task * p_.heads;
-      p_.kernels.turn_queries({GroupOf(tasks_at_[task]), p_.Mean(tasks_at_[task].g), turned_ + at * attend::TurnedFloats(p_.head_dim), shift_ + at});
+      const TaskPlan& plan = tasks_at_[task];
+      p_.kernels.turn_queries({GroupOf(plan), p_.Mean(plan.g), turned_ + at * attend::TurnedFloats(p_.head_dim), shift_ + at});
     }
   };
   const auto run_units = [this](const UnitPlan* from, const UnitPlan* to) {

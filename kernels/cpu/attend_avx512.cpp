@@ -76,7 +76,7 @@ struct Vector {
 
 }  // namespace
 
-#include "kernels/cpu/attend_coded_vnni.h"
+#include "kernels/cpu/attend_coded_vnni.inc"
 
 namespace {
 

@@ -129,7 +129,9 @@ struct ColumnJob {
   float* column = nullptr;      // [num_pages * 64], added to
 };
 inline constexpr int kColumnRows = 8;  // rows that share a pass over the keys
-inline constexpr int64_t ColumnScratchFloats(int num_pages) { return kColumnRows * (int64_t{64} * num_pages + kMaxHeadDim + TurnedFloats(kMaxHeadDim)); }
+inline constexpr int64_t ColumnScratchFloats(int num_pages) {
+  return kColumnRows * (int64_t{64} * num_pages + kMaxHeadDim + TurnedFloats(kMaxHeadDim));
+}
 
 struct Kernels {
   void (*turn_queries)(const TurnQueries& queries) = nullptr;
