@@ -139,7 +139,9 @@ class Decode {
   void Plan(int64_t row, bool only_row);
   void PlanUnit(const UnitPlan& unit, int64_t entries);
   void Flush();
-  void RunUnit(int index, const UnitPlan* next) const;
+  void RunUnits(const UnitPlan* from, const UnitPlan* to) const;
+  void ViewPages(const UnitPlan& plan, PageView* pages) const;
+  void RunUnit(const UnitPlan& plan, DecodeUnit* unit) const;
   void MergeTask(const TaskPlan& task) const;
   void Probabilities(const TaskPlan& task, const float* factors) const;
   attend::Group GroupOf(const TaskPlan& task) const {
@@ -224,17 +226,12 @@ void Decode::Flush() {
       p_.kernels.turn_queries({GroupOf(plan), p_.Mean(plan.g), turned_ + at * attend::TurnedFloats(p_.head_dim), shift_ + at});
     }
   };
-  const auto run_units = [this](const UnitPlan* from, const UnitPlan* to) {
-    for (const auto* unit = from; unit < to; ++unit) {
-      RunUnit(static_cast<int>(unit - units_at_), unit + 1 < to ? unit + 1 : nullptr);
-    }
-  };
   const auto merge_tasks = [this](int64_t from, int64_t to) {
     for (int64_t task = from; task < to; ++task) MergeTask(tasks_at_[task]);
   };
   if (cost_ <= kMinCostToSplit) {
     turn_queries(0, tasks);
-    run_units(units_at_, units_at_ + units);
+    RunUnits(units_at_, units_at_ + units);
     merge_tasks(0, tasks);
   } else {
     pool_.Run([&](int thread) {
@@ -246,7 +243,7 @@ void Decode::Flush() {
       // Contiguous shares of equal cost: a thread takes the units that begin inside its share.
       const auto [cost_from, cost_to] = pool_.Share(cost_, thread);
       const auto before = [](const UnitPlan& unit, int64_t cost) { return unit.cost_begin < cost; };
-      run_units(std::lower_bound(units_at_, units_at_ + units, cost_from, before),
+      RunUnits(std::lower_bound(units_at_, units_at_ + units, cost_from, before),
                 std::lower_bound(units_at_, units_at_ + units, cost_to, before));
       pool_.Barrier();
       merge_tasks(task_from, task_to);
@@ -255,31 +252,43 @@ void Decode::Flush() {
   tasks_.clear(), units_.clear(), cost_ = 0;
 }
 
-void Decode::RunUnit(int index, const UnitPlan* next) const {
-  const UnitPlan& plan = units_at_[index];
+// A unit's pages are looked up one unit ahead, so that memory has the time of a whole unit to bring them.
+void Decode::RunUnits(const UnitPlan* from, const UnitPlan* to) const {
+  DecodeUnit units[2];
+  if (from < to) ViewPages(*from, units[0].pages);
+  for (const UnitPlan* plan = from; plan < to; ++plan) {
+    DecodeUnit &unit = units[(plan - from) % 2], &next = units[(plan - from + 1) % 2];
+    unit.num_next = plan + 1 < to ? plan[1].num_pages : 0;
+    unit.next = next.pages;
+    if (unit.num_next > 0) ViewPages(plan[1], next.pages);
+    RunUnit(*plan, &unit);
+  }
+}
+
+void Decode::ViewPages(const UnitPlan& plan, PageView* pages) const {
+  const bool extra = plan.first < 0;
+  const PageRef* refs = (extra ? p_.ExtraPages(tasks_at_[plan.task].list) : p_.args.pages.as<PageRef>()) + plan.page;
+  for (int i = 0; i < plan.num_pages; ++i) pages[i] = p_.View(refs[i], extra ? 0 : plan.first + i * kPageEntries, extra);
+}
+
+void Decode::RunUnit(const UnitPlan& plan, DecodeUnit* out) const {
   const TaskPlan& task = tasks_at_[plan.task];
   const AttendArgs& a = p_.args;
-  const bool extra = plan.first < 0;
-  const PageRef* refs = (extra ? p_.ExtraPages(task.list) : a.pages.as<PageRef>()) + plan.page;
-  DecodeUnit unit;
+  DecodeUnit& unit = *out;
   unit.group = GroupOf(task);
-  for (int i = 0; i < plan.num_pages; ++i) unit.pages[i] = p_.View(refs[i], extra ? 0 : plan.first + i * kPageEntries, extra);
   unit.num_pages = plan.num_pages;
   unit.visible_begin = p_.Visible(a.visible_begin, task.row, task.g);
   unit.visible_end = p_.Visible(a.visible_end, task.row, task.g);
-  PageView next_page;
-  if (next != nullptr && next->first >= 0) next_page = p_.View(a.pages.as<PageRef>()[next->page], 0, false), unit.next = &next_page;
-  const int64_t at = int64_t{index} * p_.heads;
+  const int64_t at = (&plan - units_at_) * p_.heads;
   unit.max = max_ + at, unit.sum = sum_ + at, unit.out = out_ + at * attend::PaddedDim(p_.head_dim);
   if (a.coded) {
     const int64_t of_task = int64_t{plan.task} * p_.heads;
     unit.turned = turned_ + of_task * attend::TurnedFloats(p_.head_dim), unit.shift = shift_ + of_task;
     unit.out_turned = out_turned_ + at * attend::PaddedDim(p_.head_dim);
   }
-  if (!extra && task.probabilities) {
-    if (a.page_mass.defined()) unit.page_mass = a.page_mass.row<float>(plan.page);
-    if (a.entry_probability.defined()) unit.entry_probability = a.entry_probability.row<float>(plan.page);
-  }
+  const bool wanted = plan.first >= 0 && task.probabilities;
+  unit.page_mass = wanted && a.page_mass.defined() ? a.page_mass.row<float>(plan.page) : nullptr;
+  unit.entry_probability = wanted && a.entry_probability.defined() ? a.entry_probability.row<float>(plan.page) : nullptr;
   p_.kernels.decode_unit(unit);
 }
 

@@ -63,6 +63,7 @@ struct Vector {
     return {BytesHalf(Words(words), shift), BytesHalf(Words(words + 32), shift)};
   }
   static void Prepare(float*, int) {}
+  static void PrefetchNear(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
   static Vector Add(Vector x, Vector y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
   static Vector Sub(Vector x, Vector y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }

@@ -53,6 +53,7 @@ struct Vector {
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, static_cast<unsigned>(24 - shift)), 24))};
   }
   static void Prepare(float* turned, int dim);
+  static void PrefetchNear(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
   static Vector Add(Vector x, Vector y) { return {_mm512_add_ps(x.v, y.v)}; }
   static Vector Sub(Vector x, Vector y) { return {_mm512_sub_ps(x.v, y.v)}; }

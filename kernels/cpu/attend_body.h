@@ -144,8 +144,8 @@ template <class V>
 // Scales lie apart from the codes, where a reader that runs into them would wait for memory.
 template <class V>
 [[gnu::always_inline]] inline void PrefetchScales(const PageView& page) {
-  if (HasCodedKeys(page)) V::Prefetch(page.key_scales), V::Prefetch(page.key_scales + 32);
-  if (HasCodedValues(page)) V::Prefetch(page.value_scales), V::Prefetch(page.value_scales + 32);
+  if (HasCodedKeys(page)) V::PrefetchNear(page.key_scales), V::PrefetchNear(page.key_scales + 32);
+  if (HasCodedValues(page)) V::PrefetchNear(page.value_scales), V::PrefetchNear(page.value_scales + 32);
 }
 
 // Scores of all pages first, then one maximum, then the values: nothing is rescaled inside a unit.
@@ -164,8 +164,8 @@ void DecodeUnitBody(const DecodeUnit& u) {
     start[i] = n;
     seen[i] = !bounds.empty();
     if (!seen[i]) continue;
-    const uint8_t* ahead = i + 1 < u.num_pages ? u.pages[i + 1].keys : u.pages[0].values;
-    if (i + 1 < u.num_pages) PrefetchScales<V>(u.pages[i + 1]);
+    const uint8_t* ahead = i < u.num_next ? u.next[i].keys : page.values;
+    if (i < u.num_next) PrefetchScales<V>(u.next[i]);
     for (int h = 0; h < heads; h += V::kMaxHeads) {
       const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
       const int stride = HasCodedKeys(page) ? TurnedFloats(dim) : dim;
@@ -190,8 +190,7 @@ void DecodeUnitBody(const DecodeUnit& u) {
     if (!seen[i]) continue;
     const PageView& page = u.pages[i];
     const Bounds<V> bounds(page, u.visible_begin, u.visible_end);
-    const uint8_t* ahead = i + 1 < u.num_pages ? u.pages[i + 1].values : u.next != nullptr ? u.next->keys : page.values;
-    if (i + 1 == u.num_pages && u.next != nullptr) PrefetchScales<V>(*u.next);
+    const uint8_t* ahead = i < u.num_next ? u.next[i].values : page.values;
     for (int h = 0; h < heads; h += V::kMaxHeads) {
       const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
       float* out = (HasCodedValues(page) ? u.out_turned : u.out) + h * padded;

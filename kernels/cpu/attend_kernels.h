@@ -56,7 +56,8 @@ struct DecodeUnit {
   int num_pages = 0;
   int visible_begin = 0;
   int visible_end = 0;
-  const PageView* next = nullptr;  // the page that is read after this unit, for prefetch, or null
+  const PageView* next = nullptr;  // the pages of the unit after this one, to be fetched meanwhile; or null
+  int num_next = 0;
   float* max = nullptr;           // [R], -inf if nothing is seen
   float* sum = nullptr;           // [R]
   float* out = nullptr;           // [R, PaddedDim(D)], not divided by the sum

@@ -101,6 +101,7 @@ struct Vector {
     return v;
   }
   static void Prepare(float*, int) {}
+  static void PrefetchNear(const void* p) { __builtin_prefetch(p, 0, 3); }
   static void Prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
   static Vector Add(Vector a, const Vector& b) {
     for (int i = 0; i < 4; ++i) a.q[i] += b.q[i];
