@@ -16,6 +16,8 @@ namespace {
 
 constexpr int64_t kRotatedBytes = int64_t{512} << 20;  // far past any cache
 constexpr int64_t kSeedBytes = int64_t{32} << 20;      // of random numbers, repeated over the arena
+constexpr uint64_t kSourcePages = 512;                 // dense ones that coded pages come from
+constexpr size_t kEncodedAtOnce = size_t{1} << 18;     // entries
 constexpr int kLaunches = 60;                          // of a timed run
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -26,32 +28,37 @@ class Lists {
   Lists(Backend& backend, const AttentionCase& c) : backend_(backend), c_(c), stream_(backend.NewStream()) {}
 
   absl::Status Fill() {
-    const PageClass page_class{backend_.Info().dense_format, false, false};
-    page_bytes_ = MakePageLayout(page_class, c_.head_dim).bytes;
     per_list_ = (c_.context + kPageEntries - 1) / kPageEntries;
     const int64_t set_pages = int64_t{c_.batch} * c_.num_kv_heads * per_list_;
-    copies_ = static_cast<int>(std::clamp<int64_t>(kRotatedBytes / (set_pages * page_bytes_), 1, kLaunches));
-    auto arena = backend_.Allocate(set_pages * copies_ * page_bytes_);
+    std::vector<PageRef> refs;
+    int64_t units = LayOut(set_pages, 0, &refs);
+    copies_ = static_cast<int>(std::clamp<int64_t>(kRotatedBytes / (units * kPageAlignment), 1, kLaunches));
+    for (int i = 1; i < copies_; ++i) units = LayOut(set_pages, units, &refs);
+    const PageClass dense{backend_.Info().dense_format, false, false};
+    dense_unit_ = units;  // what coded pages are coded from
+    if (!c_.formats.empty()) units += kSourcePages * MakePageLayout(dense, c_.head_dim).bytes / kPageAlignment;
+    auto arena = backend_.Allocate(units * kPageAlignment);
     if (!arena.ok()) return arena.status();
     arena_ = *std::move(arena);
     if (absl::Status s = FillArena(); !s.ok()) return s;
-
-    std::vector<uint32_t> order(static_cast<size_t>(set_pages * copies_));
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<uint32_t>(i);
-    std::shuffle(order.begin(), order.end(), random_);
+    if (absl::Status s = Encode(refs, dense); !s.ok()) return s;
+    std::shuffle(refs.begin(), refs.end(), random_);
     const int rows = c_.batch * std::max(1, c_.prompt_rows), lists = c_.batch * c_.num_kv_heads;
     const int64_t elements = int64_t{rows} * c_.num_heads * c_.head_dim;
     const DType type = backend_.Info().activations;
-    absl::Status s = pages_.Ensure(backend_, static_cast<int64_t>(order.size() * sizeof(PageRef)));
+    absl::Status s = pages_.Ensure(backend_, static_cast<int64_t>(refs.size() * sizeof(PageRef)));
     if (s.ok()) s = numbers_.Ensure(backend_, (rows + lists + 1 + 2 * int64_t{rows} * c_.num_kv_heads) * 4);
     if (s.ok()) s = q_.Ensure(backend_, elements * DTypeBytes(type));
     if (s.ok()) s = out_.Ensure(backend_, elements * DTypeBytes(type));
     if (!s.ok()) return s;
-    for (size_t i = 0; i < order.size(); ++i) {
+    for (size_t i = 0; i < refs.size(); ++i) {
       const int page = static_cast<int>(i % static_cast<size_t>(per_list_));
-      pages_.host<PageRef>()[i] = MakePageRef(static_cast<uint32_t>(order[i] * (page_bytes_ / kPageAlignment)),
-                                              std::min(kPageEntries, c_.context - page * kPageEntries), page_class);
+      refs[i].count = static_cast<uint16_t>(std::min(kPageEntries, c_.context - page * kPageEntries));
+      pages_.host<PageRef>()[i] = refs[i];
+      const PageFormat format = refs[i].page_class().format;
+      bytes_ += static_cast<double>(refs[i].count * (CodecBytes(format.key, c_.head_dim) + CodecBytes(format.value, c_.head_dim)));
     }
+    bytes_ /= copies_;
     FillNumbers(rows, lists);
     for (int64_t i = 0; i < elements; ++i) {
       const float x = std::normal_distribution<float>()(random_);
@@ -66,6 +73,7 @@ class Lists {
   }
 
   int copies() const { return copies_; }
+  double bytes() const { return bytes_; }  // read by a launch
   Stream& stream() { return *stream_; }
 
   void Attend(int copy) {
@@ -89,10 +97,54 @@ class Lists {
     args.arena = arena_->data();
     args.scale = 1 / std::sqrt(static_cast<float>(c_.head_dim));
     args.prompt_rows = c_.prompt_rows > 0 ? rows : 0;
+    args.coded = !c_.formats.empty();
     backend_.Attend(args, *stream_);
   }
 
  private:
+  // Pages of a set from unit `first` on, formats scattered over them by their shares. Returns the unit behind them.
+  int64_t LayOut(int64_t pages, int64_t first, std::vector<PageRef>* refs) const {
+    constexpr double kGolden = 0.6180339887498949;
+    double shares = 0;
+    for (const FormatShare& f : c_.formats) shares += f.share;
+    for (int64_t i = 0; i < pages; ++i) {
+      PageClass page_class{backend_.Info().dense_format, false, false};
+      double at = std::fmod(static_cast<double>(i) * kGolden, 1.0) * shares;
+      for (const FormatShare& f : c_.formats) {
+        if (at < f.share || &f == &c_.formats.back()) {
+          page_class.format = f.format;
+          break;
+        }
+        at -= f.share;
+      }
+      refs->push_back(MakePageRef(static_cast<uint32_t>(first), kPageEntries, page_class));
+      first += MakePageLayout(page_class, c_.head_dim).bytes / kPageAlignment;
+    }
+    return first;
+  }
+  // Codes every page from random dense ones.
+  absl::Status Encode(const std::vector<PageRef>& refs, const PageClass& dense) {
+    if (c_.formats.empty()) return absl::OkStatus();
+    const int64_t source_units = MakePageLayout(dense, c_.head_dim).bytes / kPageAlignment;
+    std::vector<EntryTranscode> entries;
+    for (size_t i = 0; i < refs.size(); ++i) {
+      const auto source = static_cast<uint32_t>(dense_unit_ + static_cast<int64_t>(random_() % kSourcePages) * source_units);
+      for (int slot = 0; slot < kPageEntries; ++slot) {
+        entries.push_back({MakePageRef(source, slot, dense), refs[i], 0});
+        entries.back().to.count = static_cast<uint16_t>(slot);
+      }
+      if (entries.size() < kEncodedAtOnce && i + 1 < refs.size()) continue;
+      TranscodeEntriesArgs args;
+      args.entries = entries.data();
+      args.num_entries = static_cast<int64_t>(entries.size());
+      args.head_dim = c_.head_dim;
+      args.arena = arena_->data();
+      backend_.TranscodeEntries(args, *stream_);
+      if (absl::Status s = stream_->Synchronize(); !s.ok()) return s;
+      entries.clear();
+    }
+    return absl::OkStatus();
+  }
   absl::Status FillArena() {
     auto seed = backend_.AllocateHost(kSeedBytes);
     if (!seed.ok()) return seed.status();
@@ -121,7 +173,8 @@ class Lists {
   std::mt19937_64 random_{1};
   std::unique_ptr<DeviceBuffer> arena_;
   MirroredBuffer pages_, numbers_, q_, out_;
-  int64_t page_bytes_ = 0;
+  int64_t dense_unit_ = 0;
+  double bytes_ = 0;
   int per_list_ = 0, copies_ = 1;
 };
 
@@ -161,9 +214,7 @@ absl::StatusOr<BenchResult> BenchAttention(Backend& backend, const AttentionCase
   const double rows = std::max(1, c.prompt_rows);
   const double seen = c.batch * rows * (c.context - (rows - 1) / 2);
   result.time_us = time * 1e6;
-  const PageFormat format = backend.Info().dense_format;
-  result.bytes = double(c.batch) * c.num_kv_heads * c.context *
-                 static_cast<double>(CodecBytes(format.key, c.head_dim) + CodecBytes(format.value, c.head_dim));
+  result.bytes = lists.bytes();
   result.flops = 4 * seen * c.num_heads * c.head_dim;
   result.gbps = result.bytes / time * 1e-9;
   const auto limit_after = MeasureReadBandwidth(backend);

@@ -2,6 +2,8 @@
 // figure is held against. Nothing else should run meanwhile.
 #pragma once
 
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "engine/bench/bench.h"
 #include "kernels/backend.h"
@@ -9,15 +11,22 @@
 
 namespace loupe {
 
+// Of a list's pages, this share is stored so.
+struct FormatShare {
+  PageFormat format;
+  double share = 1;
+};
+
 struct AttentionCase {
   int num_heads = 32, num_kv_heads = 8, head_dim = 128;
   int batch = 1;
   int context = 1024;   // entries of a list
   int prompt_rows = 0;  // 0: one decode row a sequence; else that many last positions as prompt rows
   int repeat = 10;
+  std::vector<FormatShare> formats;  // none: all dense; else scattered over the pages, which the device itself has coded
 };
 
-// Bytes: the pages' entries in sight, once. Flops: 4 D a (query head, entry in sight).
+// Bytes: the pages' entries in sight with their scales, once. Flops: 4 D a (query head, entry in sight).
 absl::StatusOr<BenchResult> BenchAttention(Backend& backend, const AttentionCase& c);
 
 }  // namespace loupe

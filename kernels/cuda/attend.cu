@@ -14,7 +14,7 @@ void AttendCuda(const AttendArgs& args, CudaContext context) {
   LOUPE_CHECK(prompt >= 0 && prompt <= rows) << prompt << " of " << rows << " rows";
   const bool fast = !context.exact && (dim == 64 || dim == 128);
   if (prompt > 0) {
-    if (fast && AttendPromptIsBuilt(context.arch, static_cast<int>(heads))) {
+    if (fast && !args.coded && AttendPromptIsBuilt(context.arch, static_cast<int>(heads))) {
       AttendPrompt(args, prompt, context);
     } else {
       AttendPlain(args, 0, prompt, context);
@@ -25,7 +25,9 @@ void AttendCuda(const AttendArgs& args, CudaContext context) {
   LOUPE_CHECK(!probabilities || rows * args.q.shape[1] <= context.workspace->row_lse_floats)
       << rows << " rows ask for probabilities, there is room for "
       << context.workspace->row_lse_floats / args.q.shape[1];
-  if (fast) {
+  if (fast && args.coded) {
+    AttendCoded(args, prompt, rows - prompt, context);
+  } else if (fast) {
     AttendDecode(args, prompt, rows - prompt, context);
   } else {
     AttendPlain(args, prompt, rows - prompt, context);

@@ -19,6 +19,7 @@ struct AttendInputs {
   int64_t extra_stride;
   const uint8_t* arena;
   const float* sinks;
+  const float* mean_keys;  // [G, D] or null
   void* out;
   int64_t out_stride;
   float scale_log2e;
@@ -39,6 +40,7 @@ inline void SetInputs(const AttendArgs& args, AttendInputs* p) {
   }
   p->arena = static_cast<const uint8_t*>(args.arena);
   p->sinks = args.sinks.defined() ? args.sinks.as<float>() : nullptr;
+  p->mean_keys = args.mean_keys.defined() ? args.mean_keys.as<float>() : nullptr;
   p->out = args.out.data, p->out_stride = args.out.row_stride;
   p->scale_log2e = args.scale * kLog2e;
   p->groups = static_cast<int>(args.visible_begin.shape[1]);

@@ -1,11 +1,12 @@
 // Attention in f32 arithmetic for whatever the fast kernels do not take: exact mode with its f32 pages, head sizes
 // other than 64 and 128, devices without wgmma. One block a (row, kv head), page by page: the slow version that stays.
+// What coded values add is summed up as it is coded and turned back once, at the end of the row.
 // Also the probabilities of pages and entries, computed in a second pass from the rows' log-sums, so that nobody else
 // pays.
 #include "kernels/cuda/attend_inputs.cuh"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/pages.cuh"
+#include "kernels/cuda/plain_keys.cuh"
 
 namespace loupe::cuda {
 namespace {
@@ -30,11 +31,6 @@ Plain MakePlain(const AttendArgs& args, int64_t first, int64_t num, const CudaCo
   return p;
 }
 
-__device__ __forceinline__ float Element(const uint8_t* plane, int bytes, int index) {
-  return bytes == 4 ? reinterpret_cast<const float*>(plane)[index]
-                    : ToFloat(reinterpret_cast<const __half*>(plane)[index]);
-}
-
 // The row's queries of the group into shared memory.
 __device__ void LoadQueries(const Plain& p, int row, int group, float* q) {
   for (int i = threadIdx.x; i < p.heads * p.dim; i += kThreads) {
@@ -43,17 +39,12 @@ __device__ void LoadQueries(const Plain& p, int row, int group, float* q) {
     if (p.round_q) x = ToFloat(FromFloat<__half>(x));
     q[i] = x;
   }
+  TurnQueries(q, p.heads, p.dim, p.mean_keys ? p.mean_keys + group * p.dim : nullptr);
 }
 
 // log2-domain logit of an entry.
-__device__ float Logit(const Plain& p, const PageView& page, int e, const float* q) {
-  const uint8_t* keys = p.arena + page.offset;
-  float dot = 0;
-  for (int d = 0; d < p.dim; ++d)
-    dot = fmaf(q[d], Element(keys, page.key_bytes, ElementIndex(e, d, page.entries)), dot);
-  float x = dot * p.scale_log2e;
-  if (page.log_weights) x += reinterpret_cast<const float*>(p.arena + page.LogWeightOffset(p.dim))[e] * kLog2e;
-  return x;
+__device__ float Logit(const Plain& p, const PageView& page, int e, const float* q, int head) {
+  return PlainDot(PlainQueryAt(q, p.heads, p.dim, head), page, e, p.dim, p.arena) * p.scale_log2e + LogWeight2(page, e, p.dim, p.arena);
 }
 
 struct Running {
@@ -84,35 +75,58 @@ __device__ void StoreRow(const Plain& p, int row, int group, const float* out, c
   }
 }
 
+// The values of a page's entries [low, high), weighted by x [heads][64].
+__device__ void AddValues(const Plain& p, const PageView& page, int low, int high, const float* x, const Running* running, float* out,
+                          float* turned_out) {
+  PageView first = page;
+  first.count = 0;
+  Side side(first, false, p.dim, const_cast<uint8_t*>(p.arena));  // only read
+  const bool coded = IsCoded(page.value_codec);
+  for (int j = threadIdx.x; j < p.heads * p.dim; j += kThreads) {
+    const int head = j / p.dim, d = j % p.dim;
+    float plain = out[j] * running[head].factor, turned = turned_out[j] * running[head].factor;
+    for (int e = low; e < high; ++e) {
+      const float weight = x[head * kPageEntries + e];
+      side.slot = e;
+      if (coded) {
+        turned = fmaf(weight, 0.5f * static_cast<float>(ReadTwice(side.Entry(p.dim), d)) * ToFloat(side.scales[e]), turned);
+      } else {
+        plain = fmaf(weight, PlainElement(side.plane, page.value_bytes, ElementIndex(e, d, page.entries)), plain);
+      }
+    }
+    out[j] = plain, turned_out[j] = turned;
+  }
+}
+
 __global__ void PlainKernel(const Plain p) {
   extern __shared__ float shared[];
   float* q = shared;
-  float* out = q + p.heads * p.dim;
-  float* x = out + p.heads * p.dim;  // [heads][64]
+  float* out = q + PlainQueryFloats(p.heads, p.dim);
+  float* turned_out = out + p.heads * p.dim;
+  float* x = turned_out + p.heads * p.dim;  // [heads][64]
   __shared__ Running running[32];
   GridWait();
   GridLaunch();
   const int row = p.first_row + blockIdx.x / p.groups, group = blockIdx.x % p.groups;
   const int list = p.row_sequence[row] * p.groups + group;
   LoadQueries(p, row, group, q);
-  for (int i = threadIdx.x; i < p.heads * p.dim; i += kThreads) out[i] = 0;
+  for (int i = threadIdx.x; i < 2 * p.heads * p.dim; i += kThreads) out[i] = 0;
   if (threadIdx.x < p.heads) running[threadIdx.x] = {kNone, 0, 1};
   const int in_list = p.PagesOf(list);
   const int pages = in_list + (p.extra_pages ? p.extra_counts[list] : 0);
   const int begin = p.visible_begin[int64_t{row} * p.groups + group],
             end = p.visible_end[int64_t{row} * p.groups + group];
-  int start = 0;
   for (int i = 0; i < pages; ++i) {
+    const int start = i * kPageEntries;
     const PageView page(i < in_list ? p.pages[p.list_begin[list] + i]
                                     : p.extra_pages[list * p.extra_stride + i - in_list]);
     const int low = i < in_list ? max(0, begin - start) : 0,
               high = i < in_list ? min(page.count, end - start) : page.count;
-    start += page.count;
     if (low >= high) continue;
     __syncthreads();
     for (int j = threadIdx.x; j < p.heads * kPageEntries; j += kThreads) {
       const int head = j / kPageEntries, e = j % kPageEntries;
-      x[j] = e >= low && e < high ? Logit(p, page, e, q + head * p.dim) : kNone;
+      x[j] = e >= low && e < high ? Logit(p, page, e, q, head) : kNone;
     }
     __syncthreads();
     if (threadIdx.x < p.heads) {
@@ -127,15 +141,12 @@ __global__ void PlainKernel(const Plain p) {
       for (int e = low; e < high; ++e) mine[e] = exp2f(mine[e] - base), r.sum += mine[e];
     }
     __syncthreads();
-    const uint8_t* values = p.arena + page.ValueOffset(p.dim);
-    for (int j = threadIdx.x; j < p.heads * p.dim; j += kThreads) {
-      const int head = j / p.dim, d = j % p.dim;
-      float sum = out[j] * running[head].factor;
-      for (int e = low; e < high; ++e)
-        sum =
-            fmaf(x[head * kPageEntries + e], Element(values, page.value_bytes, ElementIndex(e, d, page.entries)), sum);
-      out[j] = sum;
-    }
+    AddValues(p, page, low, high, x, running, out, turned_out);
+  }
+  __syncthreads();
+  for (int head = threadIdx.x / 32; head < p.heads && p.dim % spherical::kDimStep == 0; head += kThreads / 32) {
+    TurnShared(turned_out + head * p.dim, p.dim, true);
+    for (int d = threadIdx.x % 32; d < p.dim; d += 32) out[head * p.dim + d] += turned_out[head * p.dim + d];
   }
   __syncthreads();
   StoreRow(p, row, group, out, running);
@@ -145,7 +156,7 @@ __global__ void PlainKernel(const Plain p) {
 __global__ void ProbabilityKernel(const Plain p) {
   extern __shared__ float shared[];
   float* q = shared;
-  float* x = q + p.heads * p.dim;  // [64][heads]
+  float* x = q + PlainQueryFloats(p.heads, p.dim);  // [64][heads]
   GridWait();
   GridLaunch();
   const int at = blockIdx.x / p.groups, row = p.first_row + at, group = blockIdx.x % p.groups;
@@ -158,16 +169,14 @@ __global__ void ProbabilityKernel(const Plain p) {
   const int first = p.list_begin[list], pages = p.PagesOf(list);
   const int begin = p.visible_begin[int64_t{row} * p.groups + group],
             end = p.visible_end[int64_t{row} * p.groups + group];
-  int start = 0;
   for (int i = 0; i < pages; ++i) {
     const PageView page(p.pages[first + i]);
-    const int low = max(0, begin - start), high = min(page.count, end - start);
-    start += page.count;
+    const int low = max(0, begin - i * kPageEntries), high = min(page.count, end - i * kPageEntries);
     if (i % gridDim.y != blockIdx.y) continue;
     __syncthreads();
     for (int j = threadIdx.x; j < kPageEntries * p.heads; j += kThreads) {
       const int e = j / p.heads, head = j % p.heads;
-      x[j] = e >= low && e < high ? exp2f(Logit(p, page, e, q + head * p.dim) - lse[head]) : 0.0f;
+      x[j] = e >= low && e < high ? exp2f(Logit(p, page, e, q, head) - lse[head]) : 0.0f;
       if (p.entry_probability) p.entry_probability[int64_t{first + i} * kPageEntries * p.heads + j] = x[j];
     }
     __syncthreads();
@@ -179,6 +188,13 @@ __global__ void ProbabilityKernel(const Plain p) {
   }
 }
 
+// Many heads of a large size need more than a block gets unasked.
+template <class Kernel>
+void AllowShared(Kernel kernel, size_t bytes) {
+  constexpr size_t kUnasked = 48 << 10;
+  if (bytes > kUnasked) LOUPE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+
 }  // namespace
 
 // Flops 4 D a (query head, entry); written for clarity, not for speed.
@@ -188,7 +204,8 @@ void AttendPlain(const AttendArgs& args, int64_t first, int64_t num, CudaContext
   const bool probabilities = args.page_mass.defined() || args.entry_probability.defined();
   if (!probabilities || first < args.prompt_rows) p.row_lse = nullptr;
   const size_t bytes =
-      sizeof(float) * (2 * static_cast<size_t>(p.heads * p.dim) + static_cast<size_t>(p.heads) * kPageEntries);
+      sizeof(float) * static_cast<size_t>(PlainQueryFloats(p.heads, p.dim) + 2 * p.heads * p.dim + p.heads * kPageEntries);
+  AllowShared(PlainKernel, bytes);
   Launch(PlainKernel, static_cast<unsigned>(num * p.groups), kThreads, bytes, context.stream, p);
 }
 
@@ -196,8 +213,8 @@ void AttendPlain(const AttendArgs& args, int64_t first, int64_t num, CudaContext
 void AttendProbabilities(const AttendArgs& args, int64_t first, int64_t num, CudaContext context) {
   Plain p = MakePlain(args, first, num, context);
   p.round_q = !context.exact && (p.dim == 64 || p.dim == 128);
-  const size_t bytes =
-      sizeof(float) * (static_cast<size_t>(p.heads * p.dim) + static_cast<size_t>(p.heads) * kPageEntries);
+  const size_t bytes = sizeof(float) * static_cast<size_t>(PlainQueryFloats(p.heads, p.dim) + p.heads * kPageEntries);
+  AllowShared(ProbabilityKernel, bytes);
   Launch(ProbabilityKernel, dim3(static_cast<unsigned>(num * p.groups), 16), kThreads, bytes, context.stream, p);
 }
 

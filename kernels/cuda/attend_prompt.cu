@@ -28,7 +28,7 @@ struct Prompt : AttendInputs {
 };
 
 struct Stage {
-  int start, count;  // entries of the list before the page, and in it; count -1 ends the list
+  int start, count;  // number of the page's first entry in the list, and how many it holds; count -1 ends the list
   int extra;
   int64_t log_weights;  // offset of the plane, or -1
 };
@@ -93,9 +93,9 @@ __device__ void Produce(const Prompt& p, Shared<kDim>& s, int tile_begin, int ti
     }
     const int first = p.list_begin[part.list], in_list = p.PagesOf(part.list);
     const int pages = in_list + (p.extra_pages ? p.extra_counts[part.list] : 0);
-    int start = 0;
     for (int i = 0; i < pages; ++i) {
       const bool extra = i >= in_list;
+      const int start = i * kPageEntries;
       const PageView page(extra ? p.extra_pages[part.list * p.extra_stride + i - in_list] : p.pages[first + i]);
       const bool seen = extra || (start + page.count > first_seen && start < last_seen);
       if (seen && page.count > 0) {
@@ -103,7 +103,6 @@ __device__ void Produce(const Prompt& p, Shared<kDim>& s, int tile_begin, int ti
         s.stages[stage] = {start, page.count, extra, page.log_weights ? page.LogWeightOffset(kDim) : -1};
         CopyPage<kDim>(p, page, s.pages[stage], &s.full[stage]);
       }
-      if (!extra) start += page.count;
     }
     const int stage = next();
     s.stages[stage].count = -1;

@@ -113,6 +113,7 @@ class BackendCuda : public Backend {
   void AppendKv(const AppendKvArgs& args, Stream&) override { AppendKvCuda(args, Here()); }
   void Attend(const AttendArgs& args, Stream&) override { AttendCuda(args, Here()); }
   void CopyEntries(const CopyEntriesArgs& args, Stream&) override { CopyEntriesCuda(args, Here()); }
+  void TranscodeEntries(const TranscodeEntriesArgs& args, Stream&) override { TranscodeEntriesCuda(args, Here()); }
   void MergeEntries(const MergeEntriesArgs& args, Stream&) override { MergeEntriesCuda(args, Here()); }
   void SumAttention(const SumAttentionArgs& args, Stream&) override { SumAttentionCuda(args, Here()); }
   void SummariseKeys(const SummariseKeysArgs& args, Stream&) override { SummariseKeysCuda(args, Here()); }

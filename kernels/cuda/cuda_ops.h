@@ -86,6 +86,7 @@ void SampleCuda(const SampleArgs& args, CudaContext context);
 void AdvanceListsCuda(const AdvanceListsArgs& args, CudaContext context);
 void AppendKvCuda(const AppendKvArgs& args, CudaContext context);
 void CopyEntriesCuda(const CopyEntriesArgs& args, CudaContext context);
+void TranscodeEntriesCuda(const TranscodeEntriesArgs& args, CudaContext context);
 void MergeEntriesCuda(const MergeEntriesArgs& args, CudaContext context);
 void SumAttentionCuda(const SumAttentionArgs& args, CudaContext context);
 void SummariseKeysCuda(const SummariseKeysArgs& args, CudaContext context);
@@ -94,6 +95,7 @@ void AttendCuda(const AttendArgs& args, CudaContext context);
 
 // Parts of the above. Rows [first, first + num) of the call.
 void AttendDecode(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);  // D 64 or 128, dense pages
+void AttendCoded(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);   // D 64 or 128, any pages
 void AttendPrompt(const AttendArgs& args, int64_t num, CudaContext context);  // sm_90a, D 64 or 128, dense pages
 void AttendPlain(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);  // anything, f32 arithmetic
 void AttendProbabilities(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);

@@ -8,6 +8,7 @@
 namespace loupe::cuda {
 
 inline constexpr float kNone = -INFINITY;
+inline constexpr int kHeads = 8;  // query heads of a task: the columns of a product
 inline constexpr int kMaxBlocksPerSm = 3;
 
 // Small heads have half the bytes a page to hide the same chain of arithmetic behind, so more warps share an SM.

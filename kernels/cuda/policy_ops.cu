@@ -6,7 +6,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/pages.cuh"
+#include "kernels/cuda/spherical.cuh"
 
 namespace loupe::cuda {
 namespace {
@@ -49,47 +49,52 @@ __device__ __forceinline__ void StoreElement(uint8_t* plane, int bytes, int inde
   }
 }
 
-// The block's sum, in every thread.
-__device__ float Sum(float x) {
-  __shared__ float parts[kThreads / 32];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = parts[0];
-  for (int w = 1; w < kThreads / 32; ++w) x += parts[w];
-  return x;
-}
-
-// One block: norms, then the mean of the keys at length 1, then cosines with it.
-__global__ void KeysKernel(const PageRef* pages, int num_pages, int dim, const uint8_t* arena, float* norms,
-                           float* alignment, float* mean) {
-  const PageRef last = pages[num_pages - 1];
-  const int entries = (num_pages - 1) * kPageEntries + last.count;
-  const auto key = [&](int i, int d) {
-    const PageView page(pages[i / kPageEntries]);
-    return Element(arena + page.offset, page.key_bytes, ElementIndex(i % kPageEntries, d, page.entries));
+// One block, a warp an entry: norms and the sum of the keys at length 1, then cosines with it.
+template <int kPer>
+__global__ void KeysKernel(const PageRef* pages, int num_pages, int dim, const uint8_t* arena, const float* mean_key, float* norms,
+                           float* alignment) {
+  constexpr int kWarps = kThreads / 32;
+  __shared__ float sums[kWarps][32 * kPer];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float x[kPer], sum[kPer] = {};
+  const auto each = [&](auto visit) {
+    int first = 0;
+    for (int i = 0; i < num_pages; ++i) {
+      PageView page(pages[i]);
+      const int count = page.count;
+      for (int e = warp; e < count; e += kWarps) {
+        page.count = e;
+        LoadSide(Side(page, true, dim, const_cast<uint8_t*>(arena)), dim, mean_key, x);  // only read
+        visit(first + e);
+      }
+      first += count;
+    }
   };
-  for (int i = threadIdx.x; i < entries; i += kThreads) {
-    float square = 0;
-    for (int d = 0; d < dim; ++d) square += key(i, d) * key(i, d);
-    norms[i] = sqrtf(square);
-  }
+  each([&](int entry) {
+    const float norm = sqrtf(SumOfSquares(x));
+    if (lane == 0) norms[entry] = norm;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) sum[i] += norm > 0 ? x[i] / norm : 0;
+  });
   if (!alignment) return;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sums[warp][lane * kPer + i] = sum[i];
   __syncthreads();
-  float square = 0;
-  for (int d = threadIdx.x; d < dim; d += kThreads) {
-    float sum = 0;
-    for (int i = 0; i < entries; ++i) sum += norms[i] > 0 ? key(i, d) / norms[i] : 0;
-    mean[d] = sum;
-    square += sum * sum;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    sum[i] = 0;
+    for (int w = 0; w < kWarps; ++w) sum[i] += sums[w][lane * kPer + i];
   }
-  const float length = sqrtf(Sum(square));
-  for (int i = threadIdx.x; i < entries; i += kThreads) {
+  const float length = sqrtf(SumOfSquares(sum));
+  each([&](int entry) {
+    const float norm = sqrtf(SumOfSquares(x));
     float dot = 0;
-    for (int d = 0; d < dim; ++d) dot += key(i, d) * mean[d];
-    alignment[i] = norms[i] > 0 && length > 0 ? dot / (norms[i] * length) : 0;
-  }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) dot = fmaf(x[i], sum[i], dot);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) dot += __shfl_xor_sync(~0u, dot, offset);
+    if (lane == 0) alignment[entry] = norm > 0 && length > 0 ? dot / (norm * length) : 0;
+  });
 }
 
 // One block a merge.
@@ -120,15 +125,17 @@ void Wait(cudaStream_t stream) { LOUPE_CUDA(cudaStreamSynchronize(stream)); }
 }  // namespace
 
 void SummariseKeysCuda(const SummariseKeysArgs& args, CudaContext context) {
-  if (args.num_pages == 0) return;
-  const int64_t entries = int64_t{args.num_pages - 1} * kPageEntries + args.pages[args.num_pages - 1].count;
+  LOUPE_CHECK(args.head_dim > 0 && args.head_dim <= 256) << "head size " << args.head_dim;
+  int64_t entries = 0;
+  for (int i = 0; i < args.num_pages; ++i) entries += args.pages[i].count;
+  if (entries == 0) return;
   Temporary memory(context.stream);
   const auto* pages = static_cast<const PageRef*>(memory.Copy(args.pages, args.num_pages * int64_t{sizeof(PageRef)}));
   auto* norms = static_cast<float*>(memory.Take(entries * 4));
   auto* alignment = args.alignment ? static_cast<float*>(memory.Take(entries * 4)) : nullptr;
-  auto* mean = static_cast<float*>(memory.Take(args.head_dim * int64_t{4}));
-  KeysKernel<<<1, kThreads, 0, context.stream>>>(pages, args.num_pages, args.head_dim,
-                                                 static_cast<const uint8_t*>(args.arena), norms, alignment, mean);
+  const int per = CoordinatesOf(args.head_dim);
+  (per == 2 ? KeysKernel<2> : per == 4 ? KeysKernel<4> : KeysKernel<8>)<<<1, kThreads, 0, context.stream>>>(
+      pages, args.num_pages, args.head_dim, static_cast<const uint8_t*>(args.arena), args.mean_key, norms, alignment);
   Download(args.norms, norms, entries * 4, context.stream);
   if (alignment) Download(args.alignment, alignment, entries * 4, context.stream);
   Wait(context.stream);

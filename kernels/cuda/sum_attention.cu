@@ -60,10 +60,21 @@ std::vector<int32_t> BeginsOnHost(const Tensor& list_begin, cudaStream_t stream)
   return begins;
 }
 
+// The dense kernel reads no codes.
+bool AnyCoded(const Tensor& pages, cudaStream_t stream) {
+  std::vector<PageRef> refs(static_cast<size_t>(pages.rows()));
+  if (refs.empty()) return false;
+  LOUPE_CUDA(cudaMemcpyAsync(refs.data(), pages.data, refs.size() * sizeof(PageRef), cudaMemcpyDefault, stream));
+  LOUPE_CUDA(cudaStreamSynchronize(stream));
+  return std::any_of(refs.begin(), refs.end(), [](const PageRef& ref) {
+    return IsCoded(static_cast<Codec>(ref.key_codec)) || IsCoded(static_cast<Codec>(ref.value_codec));
+  });
+}
+
 // All rows for `heads` heads from p.first_head on, whose columns come and go through pinned memory.
-void SumHeads(Sums p, const Tensor& q, int heads, const SumAttentionArgs& args, const std::vector<int32_t>& begins, CudaContext context) {
+void SumHeads(Sums p, const Tensor& q, int heads, bool dense, const SumAttentionArgs& args, const std::vector<int32_t>& begins,
+              CudaContext context) {
   const Workspace& w = *context.workspace;
-  const bool dense = !context.exact && (p.dim == 64 || p.dim == 128);
   const int64_t column = int64_t{p.max_pages} * kPageEntries;
   const auto bytes_of = [&](int head) {
     const size_t g = static_cast<size_t>((p.first_head + head) / p.heads_per_group);
@@ -105,6 +116,7 @@ void SumAttentionCuda(const SumAttentionArgs& args, CudaContext context) {
   p.pages = scratch.OnDevice(args.pages, sizeof(PageRef)).as<PageRef>();
   p.list_begin = scratch.OnDevice(args.list_begin).as<int32_t>();
   p.sinks = args.sinks.defined() ? scratch.OnDevice(args.sinks).as<float>() : nullptr;
+  p.mean_keys = args.mean_keys.defined() ? scratch.OnDevice(args.mean_keys).as<float>() : nullptr;
   p.arena = static_cast<const uint8_t*>(args.arena);
   p.scale_log2e = args.scale * kLog2e;
   const int64_t column_bytes = int64_t{p.max_pages} * kPageEntries * 4;
@@ -115,8 +127,9 @@ void SumAttentionCuda(const SumAttentionArgs& args, CudaContext context) {
   p.columns = static_cast<float*>(scratch.Take(at_a_time * column_bytes));
   p.partials = static_cast<float2*>(scratch.Take(at_a_time * kSumRows * int64_t{p.max_pages} * int64_t{sizeof(float2)}));
   p.stats = static_cast<float2*>(scratch.Take(at_a_time * kSumRows * int64_t{sizeof(float2)}));
+  const bool dense = !context.exact && (p.dim == 64 || p.dim == 128) && !AnyCoded(args.pages, context.stream);
   for (p.first_head = 0; p.first_head < heads; p.first_head += at_a_time)
-    SumHeads(p, q, std::min(at_a_time, heads - p.first_head), args, begins, context);
+    SumHeads(p, q, std::min(at_a_time, heads - p.first_head), dense, args, begins, context);
 }
 
 }  // namespace loupe::cuda

@@ -1,7 +1,7 @@
 // Column sums of attention in f32 arithmetic, for what the dense kernel does not take: exact mode with its f32 pages, head
 // sizes other than 64 and 128. One block a query head, its rows one after the other: the slow version that stays.
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/pages.cuh"
+#include "kernels/cuda/plain_keys.cuh"
 #include "kernels/cuda/sum_inputs.cuh"
 
 namespace loupe::cuda {
@@ -9,10 +9,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr float kNone = -INFINITY;
-
-__device__ __forceinline__ float Element(const uint8_t* plane, int bytes, int index) {
-  return bytes == 4 ? reinterpret_cast<const float*>(plane)[index] : ToFloat(reinterpret_cast<const __half*>(plane)[index]);
-}
 
 // Over the block, in every thread.
 template <bool kMax>
@@ -44,18 +40,18 @@ __global__ void SumKernel(const Sums p) {
       const int64_t at = row * p.q_stride + head * p.dim + d;
       q[d] = p.q_half ? ToFloat(static_cast<const __half*>(p.q)[at]) : static_cast<const float*>(p.q)[at];
     }
-    __syncthreads();
+    TurnQueries(q, 1, p.dim, p.mean_keys ? p.mean_keys + group * p.dim : nullptr);
+    const PlainQuery query = PlainQueryAt(q, 1, p.dim, 0);
     const int begin = p.visible_begin[row * p.begin_stride + group], end = p.visible_end[row * p.end_stride + group];
     float max = kNone;
     for (int i = begin + threadIdx.x; i < end; i += kThreads) {
       const PageView page(pages[i / kPageEntries]);
       const int e = i % kPageEntries;
-      float dot = 0;
-      for (int d = 0; d < p.dim; ++d) {
-        dot = fmaf(q[d], Element(p.arena + page.offset, page.key_bytes, ElementIndex(e, d, page.entries)), dot);
+      if (e >= page.count) {  // a number without an entry
+        logits[i] = kNone;
+        continue;
       }
-      float x = dot * p.scale_log2e;
-      if (page.log_weights) x += reinterpret_cast<const float*>(p.arena + page.LogWeightOffset(p.dim))[e] * kLog2e;
+      const float x = PlainDot(query, page, e, p.dim, p.arena) * p.scale_log2e + LogWeight2(page, e, p.dim, p.arena);
       logits[i] = x;
       max = fmaxf(max, x);
     }
@@ -72,7 +68,7 @@ __global__ void SumKernel(const Sums p) {
 }  // namespace
 
 void SumAttentionPlain(const Sums& p, int heads, cudaStream_t stream) {
-  Launch(SumKernel, static_cast<unsigned>(heads), kThreads, static_cast<size_t>(p.dim) * 4, stream, p);
+  Launch(SumKernel, static_cast<unsigned>(heads), kThreads, sizeof(float) * static_cast<size_t>(PlainQueryFloats(1, p.dim)), stream, p);
 }
 
 }  // namespace loupe::cuda

@@ -23,7 +23,8 @@ struct Sums {
   const int32_t *visible_begin, *visible_end;
   int64_t begin_stride, end_stride;
   const uint8_t* arena;
-  const float* sinks;  // [H] or null
+  const float* sinks;      // [H] or null
+  const float* mean_keys;  // [G, D] or null
   float scale_log2e;
   int max_pages;     // of a list
   float* columns;    // [heads, max_pages, 64]

@@ -1,11 +1,13 @@
-// The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention [BATCH CONTEXT PROMPT-ROWS] | sample |
-// model [deterministic]`. One JSON object a line. `model`: whole steps of the Llama-3.1-8B shape with random weights; a
+// The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention [BATCH CONTEXT PROMPT-ROWS [FORMAT]] | coded |
+// sample | model [deterministic]`. One JSON object a line. `coded`: decode over pages of codes; FORMAT is dense, a bit width
+// (8, 4, 3, 2), two of them for keys and values (42) or mixed. `model`: whole steps of the Llama-3.1-8B shape with random weights; a
 // single case of `attention` is for profilers and sanitizers.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/bench/attention.h"
 #include "engine/bench/bench.h"
@@ -15,21 +17,32 @@
 namespace loupe {
 namespace {
 
-void Report(const char* what, int heads, int dim, int batch, int context, int prompt,
-            const absl::StatusOr<BenchResult>& r) {
+struct Case {
+  int heads, kv_heads, dim, batch, context, prompt;
+  const char* format = "dense";
+};
+
+void Report(const char* what, const Case& c, const absl::StatusOr<BenchResult>& r) {
   if (!r.ok()) {
-    std::printf("{\"case\":\"%s\",\"batch\":%d,\"context\":%d,\"error\":\"%s\"}\n", what, batch, context,
+    std::printf("{\"case\":\"%s\",\"batch\":%d,\"context\":%d,\"error\":\"%s\"}\n", what, c.batch, c.context,
                 r.status().ToString().c_str());
   } else {
-    std::printf(
-        "{\"case\":\"%s\",\"heads\":%d,\"dim\":%d,\"batch\":%d,\"context\":%d,\"prompt\":%d,\"time_us\":%.2f,\"gbps\":%"
-        ".0f,\"tflops\":%.1f}\n",
-        what, heads, dim, batch, context, prompt, r->time_us, r->gbps, r->flops / r->time_us * 1e-6);
+    std::printf("{\"case\":\"%s\",\"format\":\"%s\",\"heads\":%d,\"dim\":%d,\"batch\":%d,\"context\":%d,\"prompt\":%d,\"time_us\":%.2f,"
+                "\"gbps\":%.0f,\"tflops\":%.1f}\n",
+                what, c.format, c.heads, c.dim, c.batch, c.context, c.prompt, r->time_us, r->gbps, r->flops / r->time_us * 1e-6);
   }
   std::fflush(stdout);
 }
 
-int Attention(const BackendOptions& options, int batch, int context, int prompt) {
+// None for dense.
+std::vector<FormatShare> Formats(const std::string& name) {
+  const auto codec = [](char bits) { return bits == '8' ? Codec::kS8 : bits == '4' ? Codec::kS4 : bits == '3' ? Codec::kS3 : Codec::kS2; };
+  if (name == "dense") return {};
+  if (name == "mixed") return {{{Codec::kS8, Codec::kS8}, .25}, {{Codec::kS4, Codec::kS4}, .60}, {{Codec::kS2, Codec::kS2}, .15}};
+  return {{{codec(name.front()), codec(name.back())}, 1}};
+}
+
+int Attention(const BackendOptions& options, std::span<const Case> cases) {
   auto backend = MakeBackend(options);
   if (!backend.ok()) {
     std::fprintf(stderr, "error: %s\n", backend.status().ToString().c_str());
@@ -37,21 +50,22 @@ int Attention(const BackendOptions& options, int batch, int context, int prompt)
   }
   std::printf("{\"device\":\"%s\",\"read_gbps\":%.0f}\n", (*backend)->Info().detail.c_str(),
               MeasureReadBandwidth(**backend).value_or(0));
-  const struct Case {
-    int heads, kv_heads, dim, batch, context, prompt;
-  } cases[] = {{32, 8, 128, 1, 1024, 0},    {32, 8, 128, 1, 32768, 0},   {32, 8, 128, 1, 131072, 0},
-               {32, 8, 128, 8, 32768, 0},   {32, 8, 128, 8, 131072, 0},  {32, 8, 128, 32, 32768, 0},
-               {32, 8, 128, 64, 8192, 0},   {9, 3, 64, 64, 4096, 0},     {9, 3, 64, 1, 1024, 0},
-               {32, 8, 128, 1, 2048, 2048}, {32, 8, 128, 1, 8192, 8192}, {32, 8, 128, 1, 8192, 512},
-               {32, 8, 128, 4, 4096, 4096}, {9, 3, 64, 1, 8192, 8192}};
-  const Case single{32, 8, 128, batch, context, prompt};
-  for (const Case& c : batch > 0 ? std::span(&single, 1) : std::span(cases)) {
-    const AttentionCase one{c.heads, c.kv_heads, c.dim, c.batch, c.context, c.prompt, 10};
-    Report(c.prompt ? "prefill attention" : "decode attention", c.heads, c.dim, c.batch, c.context, c.prompt,
-           BenchAttention(**backend, one));
+  for (const Case& c : cases) {
+    const AttentionCase one{c.heads, c.kv_heads, c.dim, c.batch, c.context, c.prompt, 10, Formats(c.format)};
+    Report(c.prompt ? "prefill attention" : "decode attention", c, BenchAttention(**backend, one));
   }
   return 0;
 }
+
+constexpr Case kDenseCases[] = {
+    {32, 8, 128, 1, 1024, 0},    {32, 8, 128, 1, 32768, 0},   {32, 8, 128, 1, 131072, 0}, {32, 8, 128, 8, 32768, 0},   {32, 8, 128, 8, 131072, 0},
+    {32, 8, 128, 32, 32768, 0},  {32, 8, 128, 64, 8192, 0},   {9, 3, 64, 64, 4096, 0},    {9, 3, 64, 1, 1024, 0},      {32, 8, 128, 1, 2048, 2048},
+    {32, 8, 128, 1, 8192, 8192}, {32, 8, 128, 1, 8192, 512},  {32, 8, 128, 4, 4096, 4096}, {9, 3, 64, 1, 8192, 8192}};
+constexpr Case kCodedCases[] = {
+    {32, 8, 128, 8, 131072, 0, "4"}, {32, 8, 128, 8, 32768, 0, "4"},  {32, 8, 128, 32, 32768, 0, "4"}, {32, 8, 128, 64, 8192, 0, "4"},
+    {32, 8, 128, 1, 131072, 0, "4"}, {32, 8, 128, 1, 32768, 0, "4"},  {32, 8, 128, 1, 1024, 0, "4"},   {32, 8, 128, 8, 32768, 0, "8"},
+    {32, 8, 128, 32, 32768, 0, "8"}, {32, 8, 128, 8, 131072, 0, "2"}, {32, 8, 128, 8, 131072, 0, "3"}, {32, 8, 128, 8, 131072, 0, "42"},
+    {32, 8, 128, 8, 131072, 0, "mixed"}, {9, 3, 64, 64, 4096, 0, "4"}, {9, 3, 64, 64, 4096, 0, "8"},   {32, 8, 128, 1, 8192, 512, "4"}};
 
 int Sample(const BackendOptions& options) {
   auto backend = MakeBackend(options);
@@ -135,8 +149,10 @@ int Main(int argc, char** argv) {
   options.deterministic = argc > 2 && std::strcmp(argv[2], "deterministic") == 0;
   if (argc > 1 && std::strcmp(argv[1], "model") == 0) return Model(options);
   if (argc > 1 && std::strcmp(argv[1], "sample") == 0) return Sample(options);
-  const bool single = argc > 4;
-  return Attention(options, single ? std::atoi(argv[2]) : 0, single ? std::atoi(argv[3]) : 0, single ? std::atoi(argv[4]) : 0);
+  if (argc > 1 && std::strcmp(argv[1], "coded") == 0) return Attention(options, kCodedCases);
+  if (argc <= 4) return Attention(options, kDenseCases);
+  const Case single{32, 8, 128, std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), argc > 5 ? argv[5] : "dense"};
+  return Attention(options, std::span(&single, 1));
 }
 
 }  // namespace
