@@ -243,7 +243,7 @@ struct LogitChange {
   float presence = 0;
 };
 
-// How one token is chosen: changes; then the best (temperature below kGreedyBelow; of equals the lowest id), or
+// How one token is chosen: mask and changes; then the best (temperature below kGreedyBelow; of equals the lowest id), or
 // weights w = exp((x - best) / temperature), of which top_k keeps the best ones (of equals the lowest ids), top_p as many
 // of these, best first, as hold that share of their sum, and min_p those of at least min_p times the best one's; each
 // keeps one at least. The draw u walks what is kept: best first under top_k or top_p, by ids otherwise.
@@ -258,24 +258,27 @@ struct SampleRow {
   float min_p = 0;
   int32_t top_k = 0;     // 0: off
   int32_t num_top = -1;  // log-probabilities of the chosen token and so many best ones; -1: none
+  int32_t mask = -1;     // row of the masks; -1: every token may come
   double u = 0;          // in [0, 1)
 };
 
 struct SampledRow {
   int32_t id = -1;            // kNoTokenLeft, kNoFiniteLogit
-  float logprob = 0;          // of the chosen token, in nats, by the logits before the changes
+  float logprob = 0;          // of the chosen token, in nats, by the logits before mask and changes
   int32_t num_top = 0;        // fewer than asked if fewer are above -inf
-  float best = 0;             // the largest logit before the changes, for messages
+  float best = 0;             // the largest logit before mask and changes, for messages
   int32_t top_ids[kMaxTopTokens];
   float top_logprobs[kMaxTopTokens];
 };
-inline constexpr int32_t kNoTokenLeft = -1;    // the changes left none
+inline constexpr int32_t kNoTokenLeft = -1;    // mask and changes left none
 inline constexpr int32_t kNoFiniteLogit = -2;  // there was none before them
 
+// Rows that share their logits share mask and num_top.
 struct SampleArgs {
-  Tensor logits;   // [n, V] f32, changed on the way and restored
+  Tensor logits;   // [n, V] f32, changed on the way and restored, but for what a mask takes out: that stays -inf
   Tensor rows;     // [m] SampleRow
   Tensor changes;  // LogitChange, undefined if no row has any
+  Tensor masks;    // [k, (V + 31) / 32] i32, undefined if no row has one: token i may come if bit i % 32 of word i / 32 is set
   Tensor out;      // [m] SampledRow
 };
 

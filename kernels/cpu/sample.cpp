@@ -207,21 +207,35 @@ void Change(std::span<float> logits, std::span<const LogitChange> changes, Sampl
   }
 }
 
-void SampleOne(std::span<float> logits, const SampleRow& row, std::span<const LogitChange> changes, SampleScratch* scratch,
-               SampledRow* out) {
+// What the logits say before anything is changed: the part of *out that rows with the same logits share. Returns the
+// logarithm of the sum of all exponentials, if asked for.
+double Look(std::span<const float> logits, int num_top, SampleScratch* scratch, SampledRow* out) {
   *out = {};
   out->best = MaxOf(logits);
-  double log_sum = 0;
-  if (row.num_top >= 0) {
-    log_sum = static_cast<double>(out->best) + std::log(SumWeights(logits, {out->best, 1.0f, kMinusInfinity}, &scratch->block_sums));
-    SelectBest(logits, static_cast<size_t>(row.num_top), &scratch->candidates);
-    for (const Candidate& c : scratch->candidates) {
-      out->top_ids[out->num_top] = c.id;
-      out->top_logprobs[out->num_top++] = static_cast<float>(static_cast<double>(c.logit) - log_sum);
-    }
+  if (num_top < 0) return 0;
+  const double log_sum =
+      static_cast<double>(out->best) + std::log(SumWeights(logits, {out->best, 1.0f, kMinusInfinity}, &scratch->block_sums));
+  SelectBest(logits, static_cast<size_t>(num_top), &scratch->candidates);
+  for (const Candidate& c : scratch->candidates) {
+    out->top_ids[out->num_top] = c.id;
+    out->top_logprobs[out->num_top++] = static_cast<float>(static_cast<double>(c.logit) - log_sum);
   }
+  return log_sum;
+}
+
+void ApplyMask(std::span<float> logits, const uint32_t* mask) {
+  for (size_t begin = 0; begin < logits.size(); begin += 32) {
+    const uint32_t word = mask[begin / 32];
+    if (word == ~0u) continue;
+    const size_t count = std::min<size_t>(32, logits.size() - begin);
+    for (size_t j = 0; j < count; ++j) logits[begin + j] = word >> j & 1 ? logits[begin + j] : kMinusInfinity;
+  }
+}
+
+void Choose(std::span<float> logits, const SampleRow& row, std::span<const LogitChange> changes, double log_sum,
+            SampleScratch* scratch, SampledRow* out) {
   Change(logits, changes, scratch);
-  const float best = changes.empty() ? out->best : MaxOf(logits);
+  const float best = changes.empty() && row.mask < 0 ? out->best : MaxOf(logits);
   out->id = !std::isfinite(out->best) ? kNoFiniteLogit
             : !std::isfinite(best)    ? kNoTokenLeft
             : row.temperature < kGreedyBelow ? ArgMax(logits)
@@ -237,6 +251,7 @@ void SampleOne(std::span<float> logits, const SampleRow& row, std::span<const Lo
 void SampleCpu(const SampleArgs& args, CpuContext context) {
   const auto* rows = args.rows.as<SampleRow>();
   const auto* changes = args.changes.as<LogitChange>();
+  auto* out = args.out.as<SampledRow>();
   const int64_t count = args.rows.rows();
   const auto continues = [&](int64_t i) { return i > 0 && i < count && rows[i].logits == rows[i - 1].logits; };
   context.pool.Run([&](int thread) {
@@ -245,10 +260,18 @@ void SampleCpu(const SampleArgs& args, CpuContext context) {
     // Rows that share their logits stay together.
     while (begin < end && continues(begin)) ++begin;
     while (begin < end && continues(end)) ++end;
+    double log_sum = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const std::span<float> logits(args.logits.row<float>(rows[i].logits), static_cast<size_t>(args.logits.row_elements()));
-      SampleOne(logits, rows[i], {changes + rows[i].first_change, static_cast<size_t>(rows[i].num_changes)}, &scratch,
-                args.out.as<SampledRow>() + i);
+      const SampleRow& row = rows[i];
+      const std::span<float> logits(args.logits.row<float>(row.logits), static_cast<size_t>(args.logits.row_elements()));
+      if (continues(i)) {
+        out[i] = out[i - 1];
+        out[i].logprob = 0;
+      } else {
+        log_sum = Look(logits, row.num_top, &scratch, out + i);
+        if (row.mask >= 0) ApplyMask(logits, args.masks.row<uint32_t>(row.mask));
+      }
+      Choose(logits, row, {changes + row.first_change, static_cast<size_t>(row.num_changes)}, log_sum, &scratch, out + i);
     }
   });
 }

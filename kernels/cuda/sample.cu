@@ -17,6 +17,8 @@ struct SampleInputs {
   const SampleRow* rows;
   int num_rows;
   const LogitChange* changes;
+  const uint32_t* masks;
+  int64_t mask_words;
   float* saved;  // a place for each change
   SampledRow* out;
 };
@@ -158,19 +160,36 @@ __device__ double FillTop(const SampleBlock& b, int num_top, float best, Sampled
   return log_sum;
 }
 
-__device__ void SampleOne(const SampleBlock& b, const SampleRow& row, const LogitChange* changes, SampledRow* out) {
-  Best best = b.FindBest();
+// What the logits say before anything is changed, which rows with the same logits share.
+struct Facts {
+  Best best;
+  double log_sum;
+};
+
+__device__ Facts Look(const SampleBlock& b, const SampleRow& row, SampledRow* out) {
+  Facts facts{b.FindBest(), 0};
+  if (b.rank == 0 && threadIdx.x == 0) out->best = facts.best.logit, out->num_top = 0, out->logprob = 0;
+  if (isfinite(facts.best.logit) && row.num_top >= 0) facts.log_sum = FillTop(b, row.num_top, facts.best.logit, out);
+  return facts;
+}
+
+__device__ void ApplyMask(const SampleBlock& b, const uint32_t* mask) {
+  for (int i = b.first_id(); i < b.vocab; i += b.stride()) {
+    if (!(mask[i / 32] >> (i % 32) & 1)) b.x[i] = -INFINITY;
+  }
+  b.Sync();
+}
+
+__device__ void Choose(const SampleBlock& b, const SampleRow& row, const LogitChange* changes, const Facts& facts, SampledRow* out) {
+  Best best = facts.best;
   const bool finite = isfinite(best.logit), writes = b.rank == 0 && threadIdx.x == 0;
-  if (writes) out->best = best.logit, out->num_top = 0, out->logprob = 0;
-  double log_sum = 0;
-  if (finite && row.num_top >= 0) log_sum = FillTop(b, row.num_top, best.logit, out);
   for (int i = b.first_id(); i < row.num_changes; i += b.stride()) {
     float& x = b.x[changes[i].id];
     b.saved[i] = x;
     x = Changed(x, changes[i]);
   }
   b.Sync();
-  if (row.num_changes > 0) best = b.FindBest();
+  if (row.num_changes > 0 || row.mask >= 0) best = b.FindBest();
   int32_t id = !finite ? kNoFiniteLogit : !isfinite(best.logit) ? kNoTokenLeft : best.id;
   if (id >= 0 && row.temperature >= kGreedyBelow) id = Draw(b, row, best.logit);
   b.Sync();
@@ -178,7 +197,7 @@ __device__ void SampleOne(const SampleBlock& b, const SampleRow& row, const Logi
   b.Sync();  // nobody leaves while others may read its memory
   if (!writes) return;
   out->id = id;
-  if (id >= 0 && row.num_top >= 0) out->logprob = static_cast<float>(static_cast<double>(b.x[id]) - log_sum);
+  if (id >= 0 && row.num_top >= 0) out->logprob = static_cast<float>(static_cast<double>(b.x[id]) - facts.log_sum);
 }
 
 __global__ void __launch_bounds__(kSampleThreads) SampleKernel(const SampleInputs p) {
@@ -189,11 +208,20 @@ __global__ void __launch_bounds__(kSampleThreads) SampleKernel(const SampleInput
   int i = static_cast<int>(blockIdx.x) / p.ranks;
   const int32_t logits = p.rows[i].logits;
   if (i > 0 && p.rows[i - 1].logits == logits) return;  // the blocks of the first such row do them all
+  const int first = i;
+  Facts facts;
   for (; i < p.num_rows && p.rows[i].logits == logits; ++i) {
     const SampleRow row = p.rows[i];
     const SampleBlock block{shared, p.logits + int64_t{logits} * p.stride, p.vocab, p.saved + row.first_change,
                             static_cast<int>(blockIdx.x) % p.ranks, p.ranks};
-    SampleOne(block, row, p.changes + row.first_change, p.out + i);
+    if (i == first) {
+      facts = Look(block, row, p.out + i);
+      if (row.mask >= 0) ApplyMask(block, p.masks + row.mask * p.mask_words);
+    } else if (block.rank == 0 && threadIdx.x == 0) {
+      p.out[i] = p.out[first];
+      p.out[i].logprob = 0;
+    }
+    Choose(block, row, p.changes + row.first_change, facts, p.out + i);
   }
 }
 
@@ -208,6 +236,7 @@ void SampleCuda(const SampleArgs& args, CudaContext context) {
   SampleInputs p = {};
   p.logits = args.logits.as<float>(), p.stride = args.logits.row_stride, p.vocab = static_cast<int>(vocab);
   p.rows = args.rows.as<SampleRow>(), p.num_rows = static_cast<int>(rows);
+  p.masks = args.masks.as<uint32_t>(), p.mask_words = args.masks.row_stride;
   p.changes = args.changes.as<LogitChange>(), p.saved = static_cast<float*>(context.workspace->activations);
   p.out = args.out.as<SampledRow>();
   p.ranks = context.arch >= 90 ? kMaxRanks : 1;

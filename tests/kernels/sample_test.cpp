@@ -18,6 +18,7 @@ struct Draws {
   std::vector<float> logits;
   std::vector<SampleRow> rows;
   std::vector<LogitChange> changes;
+  std::vector<uint32_t> masks;  // [k, (vocab + 31) / 32]
 
   float* row(int32_t i) { return logits.data() + i * stride; }
 };
@@ -35,16 +36,29 @@ std::vector<SampledRow> Compute(const Target& target, Draws& draws) {
   const auto structs = [](auto& v) { return MakeTensor(v.data(), DType::kBytes, static_cast<int64_t>(v.size())); };
   args.rows = arrays.In(structs(draws.rows), sizeof(SampleRow));
   args.changes = arrays.In(structs(draws.changes), sizeof(LogitChange));
+  const int64_t words = (draws.vocab + 31) / 32;
+  if (!draws.masks.empty()) {
+    Tensor masks = MakeTensor(draws.masks.data(), DType::kI32, static_cast<int64_t>(draws.masks.size()) / words, words);
+    masks.rank = 2;
+    args.masks = arrays.In(masks);
+  }
   args.out = arrays.Out(structs(out), sizeof(SampledRow));
   backend.Sample(args, arrays.stream());
   arrays.Finish();
-  EXPECT_EQ(0, std::memcmp(before.data(), draws.logits.data(), before.size() * 4)) << target << ": logits are restored";
+  if (draws.masks.empty()) {
+    EXPECT_EQ(0, std::memcmp(before.data(), draws.logits.data(), before.size() * 4)) << target << ": logits are restored";
+  }
+  draws.logits = before;
   return out;
 }
 
 std::vector<double> ChangedLogits(Draws& draws, const SampleRow& row) {
   const float* x = draws.row(row.logits);
   std::vector<double> out(x, x + draws.vocab);
+  for (size_t id = 0; row.mask >= 0 && id < out.size(); ++id) {
+    const size_t word = static_cast<size_t>(row.mask) * ((out.size() + 31) / 32) + id / 32;
+    if (!(draws.masks[word] >> (id % 32) & 1)) out[id] = -static_cast<double>(kInfinity);
+  }
   for (int i = 0; i < row.num_changes; ++i) {
     const LogitChange& c = draws.changes[static_cast<size_t>(row.first_change + i)];
     double& v = out[static_cast<size_t>(c.id)];
@@ -173,6 +187,44 @@ TEST(Sample, ChangesHoldForTheirRowAlone) {
       row.num_changes = static_cast<int32_t>(draws.changes.size()) - row.first_change;
     }
     ExpectRight(target, draws, "changes");
+  }
+}
+
+// Siblings share a mask; log-probabilities are those of the logits as they came, whatever the mask leaves.
+TEST(Sample, MasksLeaveWhatTheyAllow) {
+  for (const Target& target : UsableTargets()) {
+    for (const int64_t vocab : {1, 31, 32, 33, 1025, 5003, 49157}) {
+      Draws draws = RandomDraws(vocab, 24, 2, 21);
+      std::mt19937 random(static_cast<unsigned>(vocab));
+      const size_t words = static_cast<size_t>((vocab + 31) / 32);
+      for (size_t i = 0; i < draws.rows.size(); ++i) {
+        SampleRow& row = draws.rows[i];
+        row.logits = static_cast<int32_t>(i / 2);
+        row.temperature = i % 4 == 0 ? 0 : .9f;
+        row.top_p = i % 3 == 0 ? 1 : .9f, row.top_k = i % 5 == 0 ? 7 : 0;
+        row.num_top = row.logits % 2 == 0 ? 5 : -1;
+        if (row.logits % 3 == 2) continue;  // and some without
+        if (i % 2 == 0) {
+          // One token, about every tenth, nearly all.
+          const auto only = static_cast<size_t>(random() % static_cast<unsigned>(vocab));
+          const size_t begin = draws.masks.size();
+          for (size_t w = 0; w < words; ++w) draws.masks.push_back(0);
+          const unsigned kinds[] = {0, 10, 97};
+          for (size_t id = 0; id < static_cast<size_t>(vocab); ++id) {
+            if (id == only || random() % 100 < kinds[i / 2 % 3]) draws.masks[begin + id / 32] |= 1u << (id % 32);
+          }
+        }
+        row.mask = static_cast<int32_t>(draws.masks.size() / words) - 1;
+        const int32_t id = static_cast<int32_t>(random() % static_cast<unsigned>(vocab));
+        row.first_change = static_cast<int32_t>(draws.changes.size()), row.num_changes = 1;
+        draws.changes.push_back({id, -2, 1.2f, 0, 0});
+      }
+      ExpectRight(target, draws, "masks");
+    }
+    Draws none = RandomDraws(65, 1, 1, 3);
+    none.masks.assign(3, 0);
+    none.rows[0].mask = 0;
+    EXPECT_EQ(Compute(target, none)[0].id, kNoTokenLeft) << target;
   }
 }
 
