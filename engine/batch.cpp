@@ -32,6 +32,7 @@ absl::StatusOr<std::unique_ptr<StepBatch>> StepBatch::Create(Backend& backend, i
   if (s.ok()) s = batch->logit_rows_.Ensure(backend, int64_t{max_sequences} * 4);
   if (s.ok()) s = batch->choice_rows_.Ensure(backend, max_sequences * int64_t{sizeof(SampleRow)});
   if (s.ok()) s = batch->choices_.Ensure(backend, max_sequences * int64_t{sizeof(SampledRow)});
+  if (s.ok()) s = batch->masks_.Ensure(backend, max_sequences * batch->mask_words() * 4);
   if (!s.ok()) return s;
   batch->block_rows_ = std::max(max_sequences, std::min(kMinBlockRows, max_rows));
   auto logits = backend.Allocate(int64_t{batch->block_rows_} * vocab_size * 4);
@@ -146,14 +147,21 @@ PromptTargets StepBatch::targets(int vocab_size) const {
 absl::Status StepBatch::BuildChoices(int places) {
   all_changes_.clear();
   num_siblings_.clear();
-  num_choices_ = 0;
+  num_choices_ = num_masks_ = 0;
+  std::vector<std::function<void()>> mask_jobs;
+  int32_t mask = -1;  // of a sample and its siblings: all are where the grammar begins
   const auto add = [&](const EngineSequence& s, size_t logits) {
     LOUPE_CHECK(num_choices_ < max_sequences_) << num_choices_ << " tokens are chosen already";
     SampleRow& row = choice_rows_.host<SampleRow>()[num_choices_++];
     row = s.sampler().Describe(s.num_output(), &all_changes_);
     row.logits = static_cast<int32_t>(logits);
+    row.mask = mask;
   };
   for (size_t i = 0; i < sampled_.size(); ++i) {
+    mask = sampled_[i]->has_grammar() ? num_masks_++ : -1;
+    if (mask >= 0) {
+      mask_jobs.emplace_back([sequence = sampled_[i], words = masks_.host<uint32_t>() + mask * mask_words()] { sequence->FillMask(words); });
+    }
     add(*sampled_[i], i);
     const auto& siblings = sampled_[i]->request().siblings;
     num_siblings_.push_back(std::min(static_cast<int>(siblings.size()), std::max(places, 0)));
@@ -163,16 +171,20 @@ absl::Status StepBatch::BuildChoices(int places) {
   const size_t bytes = all_changes_.size() * sizeof(LogitChange);
   if (absl::Status s = changes_.Ensure(*backend_, static_cast<int64_t>(bytes)); !s.ok()) return s;
   if (bytes > 0) std::memcpy(changes_.host<char>(), all_changes_.data(), bytes);
+  mask_work_.Begin(std::move(mask_jobs));
   return absl::OkStatus();
 }
 
 void StepBatch::Choose(int vocab_size, Stream& stream) {
   if (num_choices_ == 0) return;
+  mask_work_.Finish();
+  masks_.Upload(*backend_, 0, num_masks_ * mask_words() * 4, stream);
   SampleArgs args;
   args.logits = logits();
   args.logits.shape[1] = vocab_size;
   args.rows = MakeTensor(choice_rows_.device<char>(), DType::kBytes, num_choices_);
   args.changes = MakeTensor(changes_.device<char>(), DType::kBytes, static_cast<int64_t>(all_changes_.size()));
+  if (num_masks_ > 0) args.masks = MakeTensor(masks_.device<uint32_t>(), DType::kI32, num_masks_, mask_words());
   args.out = MakeTensor(choices_.device<char>(), DType::kBytes, num_choices_);
   backend_->Sample(args, stream);
   choices_.Download(*backend_, 0, num_choices_ * int64_t{sizeof(SampledRow)}, stream);

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "engine/model/decoder.h"
 #include "engine/sequence.h"
+#include "engine/side_work.h"
 #include "kernels/backend.h"
 #include "kernels/mirrored_buffer.h"
 #include "kvcache/kv_cache.h"
@@ -38,8 +39,9 @@ class StepBatch {
   // Asks for what is wanted of the prompt tokens that follow this step's rows of these items, which are part of the batch:
   // their surprisal for the cache, their log-probabilities for the request.
   void BuildTargets(const std::vector<BatchItem>& items, const KvCache& cache);
-  // How the samples that want a token choose it, and up to `places` siblings that may go on from the same logits. The
-  // backend's RESOURCE_EXHAUSTED if penalties and biases need more memory than there is.
+  // How the samples that want a token choose it, and up to `places` siblings that may go on from the same logits. Masks of
+  // grammars are begun, and found while the pass is computed. The backend's RESOURCE_EXHAUSTED if penalties and biases need
+  // more memory than there is.
   absl::Status BuildChoices(int places);
   // To the device, where the pass works.
   void Upload(Stream& stream);
@@ -73,6 +75,7 @@ class StepBatch {
   Tensor logits() const;       // [n, V] f32 on the device
 
  private:
+  int64_t mask_words() const { return (int64_t{vocab_size_} + 31) / 32; }
   StepBatch() = default;
 
   Backend* backend_ = nullptr;
@@ -81,7 +84,9 @@ class StepBatch {
   std::unique_ptr<DeviceBuffer> logits_;
   MirroredBuffer ids_, logit_rows_, target_rows_, targets_, surprisal_;
   MirroredBuffer known_rows_, known_changes_, known_;  // choices of prompt tokens
-  MirroredBuffer choice_rows_, changes_, choices_;
+  MirroredBuffer choice_rows_, changes_, masks_, choices_;
+  SideWork mask_work_;
+  int num_masks_ = 0;
   std::vector<LogitChange> all_changes_;
   std::vector<int> num_siblings_;
   int num_choices_ = 0;

@@ -64,6 +64,7 @@ struct Engine::Impl {
   std::unique_ptr<StepModel> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat_template;
+  std::unique_ptr<GrammarCompiler> grammars;
   std::unique_ptr<EngineCore> core;
   std::thread step_thread;
 
@@ -109,6 +110,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& confi
                                            {config.kv, config.allow_baselines, std::move(model.strategies)}});
   if (!core.ok()) return core.status();
   impl.core = *std::move(core);
+  impl.grammars = std::make_unique<GrammarCompiler>(*impl.tokenizer, impl.core->vocab_size());
 
   const CoreLimits& effective = impl.core->limits();
   if (effective.max_context < limits->max_context) {
@@ -127,6 +129,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& confi
 absl::StatusOr<std::shared_ptr<ResponseStream>> Engine::Submit(Request request) { return impl_->core->Submit(std::move(request)); }
 absl::StatusOr<std::vector<std::shared_ptr<ResponseStream>>> Engine::SubmitAll(std::vector<Request> requests) {
   return impl_->core->SubmitAll(std::move(requests));
+}
+absl::StatusOr<std::shared_ptr<Grammar>> Engine::CompileGrammar(const GrammarSpec& spec, std::function<bool()> cancelled) {
+  return impl_->grammars->Compile(spec, std::move(cancelled));
 }
 bool Engine::Cancel(const std::string& request_id) { return impl_->core->queue().Cancel(request_id); }
 void Engine::BeginDrain() { impl_->core->queue().BeginDrain(); }

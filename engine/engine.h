@@ -11,6 +11,7 @@
 #include "engine/engine_config.h"
 #include "engine/engine_observer.h"
 #include "engine/engine_stats.h"
+#include "engine/grammar/grammar.h"
 #include "engine/request.h"
 #include "engine/response_stream.h"
 #include "engine/text/chat_template.h"
@@ -37,6 +38,8 @@ class Engine {
   // All of them or, with the error of the first that cannot be taken, none. INVALID_ARGUMENT also if there are more than
   // may ever wait (max_queue).
   absl::StatusOr<std::vector<std::shared_ptr<ResponseStream>>> SubmitAll(std::vector<Request> requests);
+  // For Request::grammar; see GrammarCompiler.
+  absl::StatusOr<std::shared_ptr<Grammar>> CompileGrammar(const GrammarSpec& spec, std::function<bool()> cancelled = {});
   // Idempotent; false if no such request is in flight.
   bool Cancel(const std::string& request_id);
 

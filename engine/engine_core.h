@@ -109,6 +109,7 @@ class EngineCore {
   void TakeScores();
   void SampleAll();
   void TakeToken(EngineSequence& sequence, const SampledRow& choice);
+  void FinishBroken(EngineSequence& sequence, absl::Status error);
   void ForkSiblings(EngineSequence& parent, std::span<const SampledRow> choices);
   int64_t HeldBytes(const EngineSequence& sequence) const;
   int64_t NeededBytes(const EngineSequence& sequence) const;

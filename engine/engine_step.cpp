@@ -297,25 +297,35 @@ void EngineCore::ForkSiblings(EngineSequence& parent, std::span<const SampledRow
   }
 }
 
+void EngineCore::FinishBroken(EngineSequence& sequence, absl::Status error) {
+  spdlog::error("request '{}' sample {}: {}", sequence.request().request.id, sequence.index(), std::string(error.message()));
+  Finish(sequence, {FinishReason::kError, ""}, std::move(error));
+}
+
+// The token that was drawn, and those behind it that the grammar leaves no choice of.
 void EngineCore::TakeToken(EngineSequence& sequence, const SampledRow& choice) {
   SampledToken token;
-  absl::Status status = sequence.sampler().Read(choice, vocab_size_, &token);
-  if (!status.ok()) {
-    spdlog::error("request '{}' sample {}: {}", sequence.request().request.id, sequence.index(), std::string(status.message()));
-    Finish(sequence, {FinishReason::kError, ""}, std::move(status));
-    return;
-  }
+  absl::Status status = sequence.grammar_status();
+  if (status.ok()) status = sequence.sampler().Read(choice, vocab_size_, &token);
+  if (!status.ok()) return FinishBroken(sequence, std::move(status));
   Delta delta;
   delta.index = sequence.index();
   const bool ends_answer = parts_.tokenizer->IsEndOfGeneration(token.id);
-  const std::optional<End> end = sequence.Accept(std::move(token), ends_answer, *parts_.tokenizer, &delta);
-  if (!delta.token_ids.empty()) {
+  const int before = sequence.num_output();
+  std::optional<End> end = sequence.Accept(std::move(token), ends_answer, *parts_.tokenizer, &delta);
+  if (!end) {
+    for (const int32_t id : sequence.ForcedTokens(*parts_.tokenizer)) {
+      if (!end) end = sequence.Accept({id, {}}, /*ends_answer=*/false, *parts_.tokenizer, &delta);
+    }
+  }
+  for (int count = before + 1; count <= sequence.num_output(); ++count) {
     ++counters_.generated_tokens;
     const double seconds = sequence.OnToken(step_end_);
-    if (parts_.observer && sequence.num_output() == 1) parts_.observer->OnFirstToken(seconds);
-    if (parts_.observer && sequence.num_output() > 1) parts_.observer->OnNextToken(seconds);
+    if (parts_.observer && count == 1) parts_.observer->OnFirstToken(seconds);
+    if (parts_.observer && count > 1) parts_.observer->OnNextToken(seconds);
   }
   if (!delta.logprobs.empty() || !delta.token_ids.empty()) outbox_.push_back({sequence.request().stream, std::move(delta)});
+  if (!sequence.grammar_status().ok()) return FinishBroken(sequence, sequence.grammar_status());
   if (end) Finish(sequence, *end);
 }
 

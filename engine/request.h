@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +14,8 @@
 #include "kvcache/policies/options.h"
 
 namespace loupe {
+
+class Grammar;  // engine/grammar/grammar.h
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
@@ -42,6 +45,7 @@ struct Request {
   std::vector<int32_t> prompt;
   SamplingParams sampling;
   std::optional<KvOptions> kv;  // none: the operator's default
+  std::shared_ptr<Grammar> grammar;  // what the answer may be; null: any text
   int n = 1;         // independent samples; sample i uses seed + i
   int priority = 0;  // higher first; equal priorities by arrival
   std::optional<SteadyTime> deadline;  // over queue, prefill and decode

@@ -23,7 +23,9 @@ EngineSequence::EngineSequence(std::shared_ptr<RequestState> state, int index, u
       index_(index),
       order_(order),
       sampler_(state_->request.sampling, state_->seed + static_cast<uint64_t>(index), state_->request.prompt, end_ids),
-      text_(tokenizer, state_->request.sampling.stop, state_->request.sampling.include_stop_str_in_output) {}
+      text_(tokenizer, state_->request.sampling.stop, state_->request.sampling.include_stop_str_in_output) {
+  if (state_->request.grammar) matcher_.emplace(state_->request.grammar);
+}
 
 int32_t EngineSequence::token(int position) const {
   const int num = num_prompt();
@@ -102,8 +104,31 @@ std::optional<EngineSequence::End> EngineSequence::Accept(SampledToken token, bo
   delta->text += text_.Push(token.id, num_output() >= params.min_tokens);
   if (stop_id) return stop_end;
   if (text_.stopped()) return End{FinishReason::kStop, text_.matched()};
+  if (matcher_) {
+    grammar_status_.Update(matcher_->Accept(tokenizer.TokenBytes(token.id)));
+    if (grammar_status_.ok() && matcher_->complete()) return End{FinishReason::kStop, ""};
+  }
   if (num_output() < state_->max_tokens) return std::nullopt;
   return End{FinishReason::kLength, state_->context_bound ? "context" : ""};
+}
+
+std::vector<int32_t> EngineSequence::ForcedTokens(const Tokenizer& tokenizer) {
+  constexpr size_t kMostBytes = 1024;
+  if (!matcher_ || state_->request.sampling.logprobs >= 0 || !grammar_status_.ok()) return {};
+  const std::string bytes = matcher_->ForcedBytes(kMostBytes);
+  if (bytes.empty()) return {};
+  std::vector<int32_t> ids = tokenizer.Encode(bytes, /*add_special=*/false, /*parse_special=*/false);
+  GrammarMatcher after = *matcher_;
+  const bool ends = after.Accept(bytes).ok() && after.complete();
+  if (!ids.empty() && !ends) ids.pop_back();
+  // Tokenizers may compose characters, or lack some.
+  std::string_view rest = bytes;
+  size_t kept = 0;
+  for (; kept < ids.size() && rest.starts_with(tokenizer.TokenBytes(ids[kept])); ++kept) {
+    rest.remove_prefix(tokenizer.TokenBytes(ids[kept]).size());
+  }
+  ids.resize(kept);
+  return ids;
 }
 
 bool EngineSequence::WantsScore(int position) const {

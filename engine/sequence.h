@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/grammar/grammar.h"
 #include "engine/kv_chooser.h"
 #include "engine/request.h"
 #include "engine/response_stream.h"
@@ -92,6 +93,14 @@ class EngineSequence {
     std::string stop_reason;
   };
   std::optional<End> Accept(SampledToken token, bool ends_answer, const Tokenizer& tokenizer, Delta* delta);
+  // Tokens that must come next, so far as the grammar leaves no choice: they need not be drawn. None if their
+  // log-probabilities are wanted. The last one is left out if more text could join it.
+  std::vector<int32_t> ForcedTokens(const Tokenizer& tokenizer);
+  bool has_grammar() const { return matcher_.has_value(); }
+  // Writes what may come next, see GrammarMatcher; may be called from the thread of side work. A failure is kept.
+  void FillMask(uint32_t* mask) { grammar_status_.Update(matcher_->FillMask(mask)); }
+  // Why the grammar cannot go on.
+  const absl::Status& grammar_status() const { return grammar_status_; }
   // Text that was held back. Nothing follows.
   std::string FlushText();
   // Seconds since arrival for the first token, since the last one for others.
@@ -114,6 +123,8 @@ class EngineSequence {
   std::vector<int32_t> output_;
   Sampler sampler_;
   StreamDecoder text_;
+  std::optional<GrammarMatcher> matcher_;
+  absl::Status grammar_status_;
   std::optional<KvSequenceReport> prefill_report_;
   std::optional<SteadyTime> started_, prefill_end_, first_token_, last_token_;
 };

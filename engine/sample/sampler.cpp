@@ -114,7 +114,7 @@ SampleRow Sampler::Describe(int num_generated, std::vector<LogitChange>* changes
 absl::Status Sampler::Read(const SampledRow& row, int vocab_size, SampledToken* token) const {
   if (row.id == kNoFiniteLogit) return NoFiniteLogit(row, vocab_size);
   if (row.id == kNoTokenLeft) {
-    return absl::OutOfRangeError(absl::StrCat("logit_bias, min_tokens and ignore_eos leave none of ", vocab_size,
+    return absl::OutOfRangeError(absl::StrCat("logit_bias, min_tokens, ignore_eos and what the answer may be leave none of ", vocab_size,
                                               " tokens to choose from; relax them"));
   }
   token->id = row.id;
