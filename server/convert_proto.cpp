@@ -6,6 +6,8 @@
 #include "engine/text/unicode.h"
 #include "engine/validate.h"
 #include "nlohmann/json.hpp"
+#include "server/grammar_json.h"
+#include "server/http_json.h"
 #include "server/kv_json.h"
 #include "server/kv_protect.h"
 #include "server/openai_request.h"
@@ -133,21 +135,68 @@ absl::StatusOr<Request> RequestFromProto(const v1::GenerateRequest& message, con
   return request;
 }
 
+namespace {
+
+// By way of the JSON form, as for kv.
+absl::StatusOr<ToolOptions> ToolsFromProto(const v1::ChatRequest& message) {
+  ToolOptions options;
+  Json tools = Json::array();
+  for (const v1::Tool& tool : message.tools()) {
+    Json function = {{"name", tool.name()}};
+    if (!tool.description().empty()) function["description"] = tool.description();
+    if (!tool.parameters().empty()) {
+      auto parameters = ParseJson(tool.parameters());
+      if (!parameters.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat("tools[", tools.size(), "].parameters: ", std::string(parameters.status().message())));
+      }
+      function["parameters"] = *std::move(parameters);
+    }
+    tools.push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  auto parsed = ParseTools("tools", tools);
+  if (!parsed.ok()) return parsed.status();
+  options.tools = *std::move(parsed);
+  const std::string& choice = message.tool_choice();
+  if (!choice.empty()) {
+    const bool word = choice == "none" || choice == "auto" || choice == "required";
+    auto read = ParseToolChoice("tool_choice", word ? Json(choice) : Json{{"type", "function"}, {"function", {{"name", choice}}}});
+    if (!read.ok()) return read.status();
+    options.choice = *std::move(read);
+  }
+  if (message.has_parallel_tool_calls()) options.parallel = message.parallel_tool_calls();
+  if (auto status = CheckTools(options, message.structure().kind_case() != v1::Structure::KIND_NOT_SET); !status.ok()) return status;
+  return options;
+}
+
+Json MessageFromProto(const v1::ChatMessage& m) {
+  Json one = {{"role", m.role()}, {"content", m.content()}};
+  if (!m.name().empty()) one["name"] = m.name();
+  if (!m.tool_call_id().empty()) one["tool_call_id"] = m.tool_call_id();
+  for (const v1::ToolCall& call : m.tool_calls()) {
+    one["tool_calls"].push_back({{"id", call.id()}, {"type", "function"}, {"function", {{"name", call.name()}, {"arguments", call.arguments()}}}});
+  }
+  return one;
+}
+
+}  // namespace
+
 // The conversation takes HTTP's way, so that both protocols make the same prompt of it.
-absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const TextParts& parts) {
+absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const TextParts& parts, ToolOptions* tools) {
   Request request;
   absl::Status status = FillCommon(message, parts.vocab_size, &request);
   if (!status.ok()) return status;
   Json messages = Json::array();
   for (const v1::ChatMessage& m : message.messages()) {
     if (m.role().empty()) return absl::InvalidArgumentError(absl::StrCat("messages[", messages.size(), "].role: is missing"));
-    Json one = {{"role", m.role()}, {"content", m.content()}};
-    if (!m.name().empty()) one["name"] = m.name();
-    messages.push_back(std::move(one));
+    messages.push_back(MessageFromProto(m));
   }
   auto checked = ParseMessages("messages", messages);
   if (!checked.ok()) return checked.status();
+  auto read_tools = ToolsFromProto(message);
+  if (!read_tools.ok()) return read_tools.status();
+  *tools = *std::move(read_tools);
   ApiRequest chat;
+  chat.tools = *tools;
   chat.messages = *std::move(checked);
   chat.continue_final_message = message.continue_final_message();
   auto kwargs = JsonOf(message.chat_template_kwargs(), "chat_template_kwargs");
@@ -163,6 +212,33 @@ absl::StatusOr<Request> RequestFromProto(const v1::ChatRequest& message, const T
   if (!status.ok()) return status;
   request.kv = std::move(chat.engine.kv);
   return request;
+}
+
+// By way of the JSON form, as for kv.
+absl::StatusOr<std::optional<GrammarSpec>> GrammarFromProto(const v1::Structure& m) {
+  std::optional<GrammarSpec> spec;
+  absl::Status status;
+  switch (m.kind_case()) {
+    case v1::Structure::kRegex: status = ReadRegex("structure.regex", m.regex(), &spec); break;
+    case v1::Structure::kChoice: {
+      Json values = Json::array();
+      for (const std::string& value : m.choice().values()) values.push_back(value);
+      status = ReadChoice("structure.choice", values, &spec);
+      break;
+    }
+    case v1::Structure::kJsonObject:
+      if (m.json_object()) status = ReadResponseFormat("structure.json_object", {{"type", "json_object"}}, &spec);
+      break;
+    case v1::Structure::kJsonSchema: {
+      const auto schema = ParseJson(m.json_schema());
+      if (!schema.ok()) return absl::InvalidArgumentError(absl::StrCat("structure.json_schema: ", std::string(schema.status().message())));
+      status = ReadResponseFormat("structure", {{"type", "json_schema"}, {"json_schema", {{"schema", *schema}}}}, &spec);
+      break;
+    }
+    case v1::Structure::KIND_NOT_SET: break;
+  }
+  if (!status.ok()) return status;
+  return spec;
 }
 
 absl::StatusOr<std::string> TextOf(const google::protobuf::RepeatedField<int32_t>& ids, const char* field, const Tokenizer& tokenizer) {
@@ -192,6 +268,23 @@ v1::Delta DeltaToProto(const Delta& delta) {
   out.mutable_token_ids()->Assign(delta.token_ids.begin(), delta.token_ids.end());
   for (const TokenLogprobs& logprobs : delta.logprobs) FillLogprobs(logprobs, out.add_logprobs());
   return out;
+}
+
+void FillPieces(std::vector<AnswerPiece> pieces, const std::string& request_id, v1::Delta* delta) {
+  delta->clear_text();
+  for (AnswerPiece& piece : pieces) {
+    if (piece.kind == AnswerPiece::Kind::kContent) delta->mutable_text()->append(piece.text);
+    if (piece.kind == AnswerPiece::Kind::kReasoning) delta->mutable_reasoning()->append(piece.text);
+    if (piece.kind != AnswerPiece::Kind::kCall && piece.kind != AnswerPiece::Kind::kArguments) continue;
+    v1::ToolCallDelta* call = delta->add_tool_calls();
+    call->set_index(piece.call);
+    if (piece.kind == AnswerPiece::Kind::kArguments) {
+      call->set_arguments(std::move(piece.text));
+    } else {
+      call->set_id(absl::StrCat("call-", request_id, "-", delta->index(), "-", piece.call));
+      call->set_name(std::move(piece.text));
+    }
+  }
 }
 
 std::vector<v1::Delta> EchoToProto(int index, const std::string& text, const std::vector<TokenLogprobs>& scored) {

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <random>
+#include <span>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,7 @@
 #include "server/grpc_stream.h"
 #include "server/grpc_unary_log.h"
 #include "server/retry_after.h"
+#include "server/tools_json.h"
 
 namespace loupe {
 namespace {
@@ -72,6 +74,27 @@ absl::StatusOr<std::string> EchoOf(const Message& message, const Engine& engine)
     return TextOf(message.prompt_token_ids().ids(), "prompt_token_ids", engine.tokenizer());
   }
   return std::string();
+}
+
+absl::StatusOr<Request> ReadRequest(const v1::GenerateRequest& message, const TextParts& parts, ToolOptions*) {
+  return RequestFromProto(message, parts);
+}
+absl::StatusOr<Request> ReadRequest(const v1::ChatRequest& message, const TextParts& parts, ToolOptions* tools) {
+  return RequestFromProto(message, parts, tools);
+}
+
+// Null: the answer may be any text.
+absl::StatusOr<std::shared_ptr<Grammar>> CompileGrammar(const grpc::CallbackServerContext& call, const v1::Structure& structure,
+                                                        const ToolOptions& tools, ToolFormat format, Engine& engine) {
+  auto spec = GrammarFromProto(structure);
+  if (!spec.ok()) return spec.status();
+  auto calls = ToolGrammar(tools, format);
+  if (!calls.ok()) return calls.status();
+  if (*calls) spec = *std::move(calls);
+  if (!*spec) return nullptr;
+  auto compiled = engine.CompileGrammar(**spec, [&call] { return call.IsCancelled(); });
+  if (compiled.ok()) return compiled;
+  return absl::Status(compiled.status().code(), absl::StrCat(tools.active() ? "tools: " : "structure: ", std::string(compiled.status().message())));
 }
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::Status& status) {
@@ -181,10 +204,12 @@ class InferenceService : public v1::Inference::CallbackService {
     const std::string id = message.request_id().empty() ? NewRequestId() : message.request_id();
     auto stream = std::make_shared<GrpcStream<Response>>(pool_, GrpcCallLog(context_.metrics, api, id), call);
     std::string echo;
+    std::optional<AnswerParserOptions> parser;
     const absl::Status admitted = Admit(*call, stream.get());
-    const auto submitted = admitted.ok() ? Submit(*call, message, id, &echo) : absl::StatusOr<std::shared_ptr<ResponseStream>>(admitted);
+    const auto submitted = admitted.ok() ? Submit(*call, message, id, &echo, &parser) : absl::StatusOr<std::shared_ptr<ResponseStream>>(admitted);
     if (submitted.ok()) {
       stream->KeepUntilDone(context_.in_flight.Add({id}, {*submitted}));
+      if (parser) stream->SetParsers(*parser, message.sampling().has_n() ? message.sampling().n() : 1, id);
       const bool scored = WantsEcho(message) && message.sampling().has_logprobs() && message.sampling().logprobs() >= 0;
       stream->Begin(*submitted, std::move(echo), scored, message.sampling().has_n() ? message.sampling().n() : 1);
     } else {
@@ -222,7 +247,8 @@ class InferenceService : public v1::Inference::CallbackService {
 
   template <class Message>
   absl::StatusOr<std::shared_ptr<ResponseStream>> Submit(const grpc::CallbackServerContext& call, const Message& message,
-                                                         const std::string& id, std::string* echo) {
+                                                         const std::string& id, std::string* echo,
+                                                         std::optional<AnswerParserOptions>* parser) {
     const auto engine = ServingEngine(context_);
     if (!engine.ok()) return engine.status();
     if (absl::Status model = CheckModel(context_, message.model()); !model.ok()) return model;
@@ -230,8 +256,18 @@ class InferenceService : public v1::Inference::CallbackService {
       return absl::InvalidArgumentError(absl::StrCat("request_id: has ", id.size(), " bytes, at most ", kLongestRequestId));
     }
     const SteadyTime arrival = std::chrono::steady_clock::now();
-    auto request = RequestFromProto(message, Texts(**engine));
+    ToolOptions tools;
+    auto request = ReadRequest(message, Texts(**engine), &tools);
     if (!request.ok()) return request.status();
+    const ToolFormat format = context_.tool_format.value_or(ToolFormatOf((*engine)->chat_template().source()));
+    auto grammar = CompileGrammar(call, message.structure(), tools, format, **engine);
+    if (!grammar.ok()) return grammar.status();
+    request->grammar = *std::move(grammar);
+    if (std::is_same_v<Message, v1::ChatRequest>) {
+      const std::span<const int32_t> prompt = request->prompt;
+      const std::string end = (*engine)->tokenizer().Decode(prompt.last(std::min<size_t>(prompt.size(), 8)), /*skip_control=*/false);
+      *parser = MakeParserOptions(tools, format, (*engine)->chat_template(), request->grammar != nullptr && !tools.active(), end);
+    }
     auto text = EchoOf(message, **engine);
     if (!text.ok()) return text.status();
     *echo = *std::move(text);

@@ -43,6 +43,12 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
   // `handle` goes when the call is done.
   void KeepUntilDone(std::shared_ptr<void> handle) { kept_.push_back(std::move(handle)); }
 
+  // Answers of n samples are taken apart; calls get ids from `request_id`.
+  void SetParsers(const AnswerParserOptions& options, int n, std::string request_id) {
+    for (int i = 0; i < n; ++i) parsers_.emplace_back(options);
+    request_id_ = std::move(request_id);
+  }
+
   // `echo`: text that each of the n samples begins with; `scored`: it waits for the log-probabilities of its tokens.
   void Begin(std::shared_ptr<ResponseStream> stream, std::string echo, bool scored, int n) {
     self_ = this->shared_from_this();
@@ -154,10 +160,12 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     if (const auto* scored = std::get_if<PromptScored>(&event)) return Echo(scored->tokens);
     if (const auto* delta = std::get_if<Delta>(&event)) {
       *response.mutable_delta() = DeltaToProto(*delta);
+      if (!parsers_.empty()) FillPieces(parsers_[static_cast<size_t>(delta->index)].Push(delta->text), request_id_, response.mutable_delta());
       outbox_.push_back(std::move(response));
       return;
     }
-    const auto& finished = std::get<Finished>(event);
+    auto& finished = std::get<Finished>(event);
+    if (!parsers_.empty()) FinishParser(&finished);
     log_.Add(finished);
     if (account_ != nullptr) account_->Charge(finished);
     End end{finished.reason, finished.reason == FinishReason::kDeadline && finished.usage.completion_tokens == 0,
@@ -166,6 +174,18 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     if (finished.reason == FinishReason::kError) return;
     *response.mutable_finished() = FinishedToProto(finished);
     (ends_.back().too_late ? late_ : outbox_).push_back(std::move(response));
+  }
+
+  // The last pieces of an answer; a call is what it ended for then.
+  void FinishParser(Finished* finished) {
+    AnswerParser& parser = parsers_[static_cast<size_t>(finished->index)];
+    if (auto pieces = parser.Finish(); !pieces.empty()) {
+      Response rest;
+      rest.mutable_delta()->set_index(finished->index);
+      FillPieces(std::move(pieces), request_id_, rest.mutable_delta());
+      outbox_.push_back(std::move(rest));
+    }
+    if (parser.num_calls() > 0 && finished->reason == FinishReason::kStop) finished->reason = FinishReason::kToolCalls;
   }
 
   void Echo(const std::vector<TokenLogprobs>& scored) {
@@ -220,6 +240,8 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
   std::shared_ptr<GrpcStream> self_;
   std::mutex mutex_;
   std::shared_ptr<ResponseStream> stream_;
+  std::vector<AnswerParser> parsers_;  // one a sample; empty: answers are text
+  std::string request_id_;
   std::string echo_;
   bool scored_ = false;
   int num_samples_ = 1;

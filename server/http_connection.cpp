@@ -406,8 +406,8 @@ std::function<void()> HttpConnection::Waker() {
   };
 }
 
-asio::awaitable<void> HttpConnection::Compute(std::function<void()> work) {
-  if (static_cast<int64_t>(request_.body.size()) <= kSmallBody) {
+asio::awaitable<void> HttpConnection::Compute(std::function<void()> work, bool slow) {
+  if (!slow && static_cast<int64_t>(request_.body.size()) <= kSmallBody) {
     work();
     co_return;
   }

@@ -44,7 +44,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   bool started() const override { return status_ != 0; }
   boost::asio::awaitable<void> Wait(SteadyTime until) override;
   std::function<void()> Waker() override;
-  boost::asio::awaitable<void> Compute(std::function<void()> work) override;
+  boost::asio::awaitable<void> Compute(std::function<void()> work, bool slow) override;
   bool client_gone() const override { return gone_; }
 
   // Any thread. Ends the connection once the request being handled, if any, is answered (one that has not come whole is
@@ -90,7 +90,7 @@ class HttpConnection final : public HttpExchange, public std::enable_shared_from
   bool streaming_ = false;
   bool chunked_ = false;
   bool answered_ = false;  // all of it is in the socket; a client may well leave then
-  bool gone_ = false;
+  std::atomic<bool> gone_{false};
   bool signalled_ = false;
   bool monitoring_ = false;
   bool stop_monitor_ = false;

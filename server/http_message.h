@@ -55,12 +55,13 @@ class HttpExchange {
   virtual boost::asio::awaitable<void> Wait(SteadyTime until) = 0;
   // May be called from any thread, also after the exchange has ended.
   virtual std::function<void()> Waker() = 0;
-  // Seen while the handler waits or writes. A client that half-closes counts as gone.
+  // Seen while the handler waits, computes or writes. A client that half-closes counts as gone. Any thread.
   virtual bool client_gone() const = 0;
 
   // Runs `work`, whose time grows with the request's body, and returns when it is done: here if the body is small, on a
-  // worker thread otherwise, so that it holds up no other connection. What it throws is thrown here.
-  virtual boost::asio::awaitable<void> Compute(std::function<void()> work) = 0;
+  // worker thread otherwise or if it is known to be `slow`, so that it holds up no other connection. What it throws is
+  // thrown here.
+  virtual boost::asio::awaitable<void> Compute(std::function<void()> work, bool slow = false) = 0;
 
   // Joins the access log line of this request.
   nlohmann::ordered_json log = nlohmann::ordered_json::object();

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/validate.h"
+#include "server/grammar_json.h"
 #include "server/http_json.h"
 #include "server/kv_json.h"
 
@@ -29,10 +30,6 @@ Status AnyString(Name name, Value v, ApiRequest*) {
   std::string ignored;
   return ReadString(name, v, &ignored);
 }
-Status AnyBool(Name name, Value v, ApiRequest*) {
-  bool ignored = false;
-  return ReadBool(name, v, &ignored);
-}
 Status AnyObject(Name name, Value v, ApiRequest*) {
   return v.is_object() ? absl::OkStatus() : Refuse(name, absl::StrCat("must be an object, got ", Describe(v)));
 }
@@ -46,18 +43,13 @@ Status ServiceTier(Name name, Value v, ApiRequest*) {
   if (auto status = ReadString(name, v, &tier); !status.ok()) return status;
   return tier == "auto" || tier == "default" ? absl::OkStatus() : Refuse(name, "there is one tier here; use \"auto\"");
 }
-Status Tools(Name name, Value v, ApiRequest*) {
+// The old names of tools and tool_choice.
+Status Functions(Name name, Value v, ApiRequest*) {
   if (!v.is_array()) return Refuse(name, absl::StrCat("must be a list, got ", Describe(v)));
-  return v.empty() ? absl::OkStatus() : NotOffered(name, v);
+  return v.empty() ? absl::OkStatus() : Refuse(name, "is not offered by this server; use tools");
 }
-Status ToolChoice(Name name, Value v, ApiRequest*) {
-  return v == "none" || v == "auto" ? absl::OkStatus() : NotOffered(name, v);  // without tools both mean no call
-}
-Status ResponseFormat(Name name, Value v, ApiRequest*) {
-  if (!v.is_object()) return Refuse(name, absl::StrCat("must be an object, got ", Describe(v)));
-  const auto type = v.find("type");
-  if (type == v.end() || !type->is_string()) return Refuse(name + ".type", "must be a string");
-  return *type == "text" ? absl::OkStatus() : Refuse(name, "only {\"type\": \"text\"} is offered by this server");
+Status FunctionCall(Name name, Value v, ApiRequest*) {
+  return v == "none" || v == "auto" ? absl::OkStatus() : Refuse(name, "is not offered by this server; use tool_choice");
 }
 Status Modalities(Name name, Value v, ApiRequest*) {
   return v == Json::array({"text"}) ? absl::OkStatus() : Refuse(name, "only [\"text\"] is offered by this server");
@@ -112,10 +104,36 @@ Status TemplateKwargs(Name name, Value v, ApiRequest* r) {
   r->template_kwargs = v;
   return absl::OkStatus();
 }
+Status Tools(Name name, Value v, ApiRequest* r) {
+  auto tools = ParseTools(name, v);
+  if (!tools.ok()) return tools.status();
+  r->tools.tools = *std::move(tools);
+  return absl::OkStatus();
+}
+Status ChooseTool(Name name, Value v, ApiRequest* r) {
+  auto choice = ParseToolChoice(name, v);
+  if (!choice.ok()) return choice.status();
+  r->tools.choice = *std::move(choice);
+  return absl::OkStatus();
+}
+Status ParallelToolCalls(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->tools.parallel); }
 Status AddGenerationPrompt(Name name, Value v, ApiRequest* r) {
   return ReadBool(name, v, &r->add_generation_prompt.emplace());
 }
 Status ContinueFinalMessage(Name name, Value v, ApiRequest* r) { return ReadBool(name, v, &r->continue_final_message); }
+
+// ---- what the answer may be
+Status AnswerForm(Name name, Value v, ApiRequest* r, Status (*read)(Name, Value, std::optional<GrammarSpec>*)) {
+  std::optional<GrammarSpec> form;
+  if (auto status = read(name, v, &form); !status.ok() || !form) return status;
+  if (r->grammar) return Refuse(name, absl::StrCat("excludes ", r->grammar_field, "; send one of them"));
+  r->grammar = std::move(form);
+  r->grammar_field = name;
+  return absl::OkStatus();
+}
+Status ResponseFormat(Name name, Value v, ApiRequest* r) { return AnswerForm(name, v, r, ReadResponseFormat); }
+Status Regex(Name name, Value v, ApiRequest* r) { return AnswerForm(name, v, r, ReadRegex); }
+Status Choice(Name name, Value v, ApiRequest* r) { return AnswerForm(name, v, r, ReadChoice); }
 
 // ---- length and sampling
 Status MaxTokens(Name name, Value v, ApiRequest* r) {
@@ -271,6 +289,17 @@ constexpr const char* kStop = R"({"anyOf": [{"type": "string", "minLength": 1},
   {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}}]})";
 constexpr const char* kStreamOptions = R"({"type": "object", "additionalProperties": false, "properties": {
   "include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}, "include_obfuscation": {"const": false}}})";
+constexpr const char* kTools = R"({"type": "array", "maxItems": 128, "items": {"type": "object", "required": ["function"], "properties": {
+  "type": {"const": "function"}, "function": {"type": "object", "required": ["name"], "properties": {
+    "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}, "description": {"type": "string"}, "parameters": {"type": "object"},
+    "strict": {"type": ["boolean", "null"]}}}}}})";
+constexpr const char* kToolChoice = R"({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "required": ["function"],
+  "properties": {"type": {"const": "function"}, "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}}}]})";
+constexpr const char* kResponseFormat = R"({"anyOf": [
+  {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+  {"type": "object", "required": ["type", "json_schema"], "properties": {"type": {"const": "json_schema"},
+    "json_schema": {"type": "object", "required": ["schema"], "properties": {"name": {"type": "string"}, "description": {"type": "string"},
+      "strict": {"type": "boolean"}, "schema": {"type": "object"}}}}}]})";
 constexpr const char* kKv = R"({"type": "object", "additionalProperties": false, "properties": {
   "policy": {"type": "string"}, "strategy": {"type": "string"}, "params": {"type": "object"},
   "budget": {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": false,
@@ -306,6 +335,14 @@ const FieldSpec kFields[] = {
     {"include_stop_str_in_output", kBoth, kHonoured, kBool, "the matched stop string stays in the text", IncludeStop},
     {"timeout_ms", kBoth, kHonoured, R"({"type": "integer", "minimum": 1, "maximum": 86400000})",
      "over queue, prompt and answer: 408 before the first token, later the answer so far", TimeoutMs},
+    // Tools, and what the answer may be.
+    {"tools", kChat, kHonoured, kTools, "functions that the model may call, up to 128", Tools},
+    {"tool_choice", kChat, kHonoured, kToolChoice, "auto by default; required and a named function force a call with valid arguments", ChooseTool},
+    {"parallel_tool_calls", kChat, kHonoured, kBool, "whether an answer may hold several calls; true by default", ParallelToolCalls},
+    {"response_format", kBoth, kHonoured, kResponseFormat, "text, json_object (any JSON object) or json_schema; below", ResponseFormat},
+    {"regex", kBoth, kHonoured, R"({"type": "string"})", "the answer matches it as a whole; below", Regex},
+    {"choice", kBoth, kHonoured, R"({"type": "array", "minItems": 1, "maxItems": 1024, "items": {"type": "string", "minLength": 1}})",
+     "the answer is one of these strings, up to 65,536 bytes in all", Choice},
     // How tokens are drawn.
     {"temperature", kBoth, kHonoured, R"({"type": "number", "minimum": 0, "maximum": 2})", "1 by default, 0 is greedy", Temperature},
     {"top_p", kBoth, kHonoured, R"({"type": "number", "exclusiveMinimum": 0, "maximum": 1})", "1 by default", TopP},
@@ -344,24 +381,17 @@ const FieldSpec kFields[] = {
     {"prompt_cache_key", kBoth, kIgnored, kString, "there is no prefix cache", AnyString},
     {"prompt_cache_retention", kBoth, kIgnored, kString, "there is no prefix cache", AnyString},
     {"prompt_cache_options", kBoth, kIgnored, kObject, "there is no prefix cache", AnyObject},
-    {"parallel_tool_calls", kChat, kIgnored, kBool, "there are no tool calls", AnyBool},
     // A guess of the answer speeds others up; it changes no token.
     {"prediction", kChat, kIgnored, kObject, "a guess changes no token", AnyObject},
     {"service_tier", kBoth, kRefused, R"({"enum": ["auto", "default"]})", "there is one tier", ServiceTier},
     {"store", kBoth, kRefused, kOnlyFalse, "nothing is stored", OnlyFalse},
-    {"response_format", kBoth, kRefused, R"({"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}})",
-     "text only", ResponseFormat},
     {"modalities", kChat, kRefused, R"({"const": ["text"]})", "text only", Modalities},
     {"verbosity", kChat, kRefused, R"({"const": "medium"})", "models here know no other", Verbosity},
     {"suffix", kCompletion, kRefused, R"({"const": ""})", kGone, Suffix},
     {"echo", kChat, kRefused, kOnlyFalse, "of completions only", OnlyFalse},
-    {"tools", kChat, kRefused, R"({"type": "array", "maxItems": 0})", kGone, Tools},
-    {"functions", kChat, kRefused, R"({"type": "array", "maxItems": 0})", kGone, Tools},
-    {"tool_choice", kChat, kRefused, R"({"enum": ["none", "auto"]})", "without tools both mean no call", ToolChoice},
-    {"function_call", kChat, kRefused, R"({"enum": ["none", "auto"]})", "without functions both mean no call", ToolChoice},
+    {"functions", kChat, kRefused, R"({"type": "array", "maxItems": 0})", "use tools", Functions},
+    {"function_call", kChat, kRefused, R"({"enum": ["none", "auto"]})", "use tool_choice", FunctionCall},
     {"use_beam_search", kBoth, kRefused, kOnlyFalse, kGone, OnlyFalse},
-    {"regex", kBoth, kRefused, "null", kGone, NotOfferedYet},
-    {"choice", kBoth, kRefused, "null", kGone, NotOfferedYet},
     {"grammar", kBoth, kRefused, "null", kGone, NotOfferedYet},
     {"ebnf", kBoth, kRefused, "null", kGone, NotOfferedYet},
     {"json_schema", kBoth, kRefused, "null", kGone, NotOfferedYet},

@@ -52,8 +52,11 @@ int LongestTokenBytes(const Tokenizer& tokenizer) {
 
 absl::StatusOr<std::string> RenderChat(const ApiRequest& request, const ChatTemplate& chat_template) {
   if (auto status = CheckConversation(request); !status.ok()) return status;
-  Json variables = {{"messages", WithoutDeveloper(request.messages, chat_template.source())},
-                    {"tools", nullptr},
+  Json messages = WithoutDeveloper(request.messages, chat_template.source());
+  const bool tools = request.tools.active();
+  if (tools && !ShowsTools(chat_template)) messages = WithToolMessage(messages, request.tools.tools);
+  Json variables = {{"messages", std::move(messages)},
+                    {"tools", tools ? request.tools.tools : Json()},
                     {"add_generation_prompt", request.add_generation_prompt.value_or(!request.continue_final_message)}};
   variables.update(request.template_kwargs);
   auto rendered = chat_template.Render(variables);

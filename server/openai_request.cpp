@@ -106,6 +106,8 @@ absl::StatusOr<Json> ReadMessage(const std::string& name, const Json& message) {
 }
 
 absl::Status CheckChat(const ApiRequest& r) {
+  if (auto status = CheckTools(r.tools, r.grammar.has_value()); !status.ok()) return status;
+  if (r.tools.active() && !r.prompts.empty()) return Refuse("tools", "need messages; with prompt_token_ids the prompt has to show them");
   if (!r.prompts.empty() && !r.messages.empty())
     return Refuse("prompt_token_ids", "excludes messages; send one of them");
   if (r.top_logprobs > 0 && !r.logprobs) return Refuse("top_logprobs", "needs \"logprobs\": true");

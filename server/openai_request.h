@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/grammar/grammar.h"
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
+#include "server/tools_json.h"
 
 namespace loupe {
 
@@ -29,7 +31,9 @@ struct ApiPrompt {
 struct ApiRequest {
   Endpoint endpoint = Endpoint::kChat;
   std::string model;       // empty: the one that is served
-  Request engine;          // all but id, prompt, arrival and deadline
+  Request engine;          // all but id, prompt, grammar, arrival and deadline
+  std::optional<GrammarSpec> grammar;  // what the answer may be, and the field that said so
+  std::string grammar_field;
   int64_t timeout_ms = 0;  // 0: none
 
   bool stream = false;
@@ -46,6 +50,7 @@ struct ApiRequest {
   nlohmann::ordered_json template_kwargs = nlohmann::ordered_json::object();
   std::optional<bool> add_generation_prompt;
   bool continue_final_message = false;
+  ToolOptions tools;
 
   // Completion, or prompt_token_ids.
   std::vector<ApiPrompt> prompts;

@@ -193,7 +193,8 @@ KvReport SumReports(const std::vector<KvReport>& reports) {
   return sum;
 }
 
-Answer::Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts)
+Answer::Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts,
+               const std::optional<AnswerParserOptions>& parser)
     : request_(request),
       id_(ShownId(request.endpoint, id)),
       model_(std::move(model)),
@@ -201,6 +202,9 @@ Answer::Answer(const ApiRequest& request, std::string id, std::string model, std
       prompts_(std::move(prompts)),
       scores_(prompts_.size()),
       choices_(prompts_.size() * static_cast<size_t>(request.engine.n)) {
+  for (Choice& choice : choices_) {
+    if (parser) choice.parser.emplace(*parser);
+  }
   if (!request_.echo) return;
   for (size_t i = 0; i < choices_.size(); ++i) {
     const std::string& echoed = request_.prompts[i / static_cast<size_t>(request_.engine.n)].text;
@@ -270,20 +274,66 @@ void Answer::Add(int prompt, const Delta& delta, std::string* frames) {
   if (frames != nullptr) Open(index, frames);
   choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
   if (frames == nullptr) {
-    choice.text += delta.text;
+    if (choice.parser) {
+      Tell(index, choice.parser->Push(delta.text), {}, nullptr);
+    } else {
+      choice.text += delta.text;
+    }
     choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
     return;
   }
   const bool has_logprobs = request_.logprobs && !delta.logprobs.empty();
-  if (delta.text.empty() && !has_logprobs && !request_.return_token_ids)
-    return;  // half a character, or a held-back stop
-  Json out = ChunkChoice(index, delta.text);
+  std::vector<AnswerPiece> pieces;
+  if (choice.parser) pieces = choice.parser->Push(delta.text);
+  const bool silent = choice.parser ? pieces.empty() : delta.text.empty();
+  if (silent && !has_logprobs && !request_.return_token_ids) return;  // half a character, or a held-back stop or tag
+  Json out = ChunkChoice(index, choice.parser ? std::string() : delta.text);
   if (has_logprobs) {
     const bool chat = request_.endpoint == Endpoint::kChat;
     out["logprobs"] = chat ? ChatLogprobs(delta.logprobs) : CompletionLogprobs(delta.logprobs, request_.top_logprobs, &choice.text_offset);
   }
   if (request_.return_token_ids) out["token_ids"] = delta.token_ids;
-  *frames += SseFrame(Chunk(Json::array({std::move(out)})));
+  Tell(index, std::move(pieces), std::move(out), frames);
+}
+
+std::string Answer::CallId(size_t choice, size_t call) const { return absl::StrCat("call-", id_, "-", choice, "-", call); }
+
+// A call is told in two steps, as clients put it together: its name with no arguments, then the arguments in pieces.
+void Answer::Tell(int index, std::vector<AnswerPiece> pieces, Json first, std::string* frames) {
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  std::vector<Json> deltas;
+  for (AnswerPiece& piece : pieces) {
+    Json call = {{"index", piece.call}};
+    switch (piece.kind) {
+      case AnswerPiece::Kind::kContent:
+        deltas.push_back({{"content", piece.text}});
+        choice.text += piece.text;
+        break;
+      case AnswerPiece::Kind::kReasoning:
+        deltas.push_back({{"reasoning_content", piece.text}});
+        choice.reasoning += piece.text;
+        break;
+      case AnswerPiece::Kind::kCall:
+        call.update({{"id", CallId(static_cast<size_t>(index), choice.calls.size())}, {"type", "function"},
+                     {"function", {{"name", piece.text}, {"arguments", ""}}}});
+        deltas.push_back({{"tool_calls", Json::array({std::move(call)})}});
+        choice.calls.push_back({std::move(piece.text), ""});
+        break;
+      case AnswerPiece::Kind::kArguments:
+        call["function"] = {{"arguments", piece.text}};
+        deltas.push_back({{"tool_calls", Json::array({std::move(call)})}});
+        choice.calls.back().arguments += piece.text;
+        break;
+    }
+  }
+  if (frames == nullptr) return;
+  if (!deltas.empty()) first["delta"] = std::move(deltas.front());
+  *frames += SseFrame(Chunk(Json::array({std::move(first)})));
+  for (size_t i = 1; i < deltas.size(); ++i) {
+    Json next = ChunkChoice(index, "");
+    next["delta"] = std::move(deltas[i]);
+    *frames += SseFrame(Chunk(Json::array({std::move(next)})));
+  }
 }
 
 void Answer::Add(int prompt, const Finished& finished, std::string* frames) {
@@ -293,10 +343,15 @@ void Answer::Add(int prompt, const Finished& finished, std::string* frames) {
   choice.finished = true;
   choice.end = finished;
   ++num_finished_;
+  std::vector<AnswerPiece> rest;
+  if (choice.parser) rest = choice.parser->Finish();
+  if (frames != nullptr) Open(index, frames);
+  if (!rest.empty()) Tell(index, std::move(rest), ChunkChoice(index, ""), frames);
+  // The engine knows of text alone.
+  if (!choice.calls.empty() && finished.reason == FinishReason::kStop) choice.end.reason = FinishReason::kToolCalls;
   if (frames == nullptr) return;
-  Open(index, frames);
   Json out = ChunkChoice(index, "");
-  out["finish_reason"] = OpenAiFinishReason(finished.reason);
+  out["finish_reason"] = OpenAiFinishReason(choice.end.reason);
   out["stop_reason"] = StopReason(finished, request_.engine.sampling);
   *frames += SseFrame(Chunk(Json::array({std::move(out)})));
 }
@@ -359,6 +414,18 @@ Json Answer::ChoiceLogprobs(size_t choice) const {
   return all;
 }
 
+Json Answer::Message(size_t choice) const {
+  const Choice& c = choices_[choice];
+  Json message = {{"role", "assistant"}, {"content", c.text}, {"refusal", nullptr}};
+  if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
+  if (c.calls.empty()) return message;
+  if (c.text.empty()) message["content"] = nullptr;
+  for (size_t i = 0; i < c.calls.size(); ++i) {
+    message["tool_calls"].push_back({{"id", CallId(choice, i)}, {"type", "function"}, {"function", {{"name", c.calls[i].name}, {"arguments", c.calls[i].arguments}}}});
+  }
+  return message;
+}
+
 Json Answer::Whole() const {
   const bool chat = request_.endpoint == Endpoint::kChat;
   Json choices = Json::array();
@@ -366,7 +433,7 @@ Json Answer::Whole() const {
     const Choice& choice = choices_[i];
     Json out = {{"index", i}};
     if (chat) {
-      out["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+      out["message"] = Message(i);
     } else {
       out["text"] = choice.text;
     }

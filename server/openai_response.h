@@ -4,18 +4,27 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/response_stream.h"
+#include "engine/text/answer_parser.h"
 #include "nlohmann/json.hpp"
 #include "server/openai_request.h"
 
 namespace loupe {
 
+struct ToolCall {
+  std::string name, arguments;
+};
+
 // One choice of the answer: one sample of one prompt.
 struct Choice {
   std::string text;
+  std::optional<AnswerParser> parser;  // of an answer that may hold more than text
+  std::string reasoning;
+  std::vector<ToolCall> calls;
   std::vector<int32_t> token_ids;
   std::vector<TokenLogprobs> logprobs;
   bool opened = false;  // its first frame is out
@@ -26,8 +35,10 @@ struct Choice {
 
 class Answer {
  public:
-  // `prompts` are the ids that were submitted, one entry a prompt; choice index = prompt * n + sample.
-  Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts);
+  // `prompts` are the ids that were submitted, one entry a prompt; choice index = prompt * n + sample. `parser`: how a
+  // chat's answer is taken apart; none: it is text.
+  Answer(const ApiRequest& request, std::string id, std::string model, std::vector<std::vector<int32_t>> prompts,
+         const std::optional<AnswerParserOptions>& parser = std::nullopt);
 
   // Gather. The frames of a streaming answer ("data: {...}\n\n") are appended to `frames` if it is not null.
   // PromptScored gives no frame: its numbers go out with the first one of each choice.
@@ -51,6 +62,10 @@ class Answer {
   nlohmann::ordered_json Chunk(nlohmann::ordered_json choices) const;
   nlohmann::ordered_json ChunkChoice(int index, const std::string& text) const;
   void Open(int index, std::string* frames);
+  // Takes the pieces of a choice in, and tells them in deltas if frames are wanted; `first` is what the first frame holds.
+  void Tell(int index, std::vector<AnswerPiece> pieces, nlohmann::ordered_json first, std::string* frames);
+  std::string CallId(size_t choice, size_t call) const;
+  nlohmann::ordered_json Message(size_t choice) const;
   const std::vector<TokenLogprobs>& ScoresOf(size_t choice) const;
   nlohmann::ordered_json ChoiceLogprobs(size_t choice) const;
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@
 #include "server/openai_text.h"
 #include "server/openapi.h"
 #include "server/retry_after.h"
+#include "server/tools_json.h"
 #include "server/version.h"
 
 namespace loupe {
@@ -71,7 +73,9 @@ class OpenAiApi {
   HttpResponse Text(const HttpRequest& http, absl::StatusOr<Json> (*answer)(const Engine&, std::string_view)) const;
 
  private:
-  absl::StatusOr<std::unique_ptr<Taken>> Take(Endpoint endpoint, const HttpRequest& http);
+  absl::StatusOr<std::unique_ptr<Taken>> Read(Endpoint endpoint, const HttpRequest& http) const;
+  absl::Status Take(const HttpRequest& http, const HttpExchange& exchange, Taken* taken);
+  absl::Status CompileGrammar(Engine& engine, const HttpExchange& exchange, ApiRequest* request) const;
   absl::Status Submit(Engine& engine, const HttpRequest& http, const std::vector<std::vector<int32_t>>& prompts,
                       Taken* taken);
   Json ModelEntry(const Engine& engine) const;
@@ -99,34 +103,63 @@ absl::Status OpenAiApi::Submit(Engine& engine, const HttpRequest& http,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Take(Endpoint endpoint, const HttpRequest& http) {
-  auto engine_now = ServingEngine(context_);
-  if (!engine_now.ok()) return engine_now.status();
-  Engine& engine = **engine_now;
+absl::StatusOr<std::unique_ptr<Taken>> OpenAiApi::Read(Endpoint endpoint, const HttpRequest& http) const {
+  const auto engine = ServingEngine(context_);
+  if (!engine.ok()) return engine.status();
   auto taken = std::make_unique<Taken>();
   auto parsed = ParseApiRequest(endpoint, http.body, context_.strict_fields);
   if (!parsed.ok()) return parsed.status();
   taken->request = *std::move(parsed);
+  if (auto status = CheckModel(context_, taken->request.model); !status.ok()) return status;
+  if (auto status = ValidateRequest(taken->request.engine, (*engine)->vocab_size()); !status.ok()) return status;
+  return taken;
+}
+
+absl::Status OpenAiApi::CompileGrammar(Engine& engine, const HttpExchange& exchange, ApiRequest* request) const {
+  const ToolFormat format = context_.tool_format.value_or(ToolFormatOf(engine.chat_template().source()));
+  auto calls = ToolGrammar(request->tools, format);
+  if (!calls.ok()) return calls.status();
+  if (*calls) request->grammar = **std::move(calls), request->grammar_field = "tools";
+  if (!request->grammar) return absl::OkStatus();
+  auto compiled = engine.CompileGrammar(*request->grammar, [&exchange] { return exchange.client_gone(); });
+  if (!compiled.ok()) {
+    return absl::Status(compiled.status().code(), absl::StrCat(request->grammar_field, ": ", std::string(compiled.status().message())));
+  }
+  request->engine.grammar = *std::move(compiled);
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiApi::Take(const HttpRequest& http, const HttpExchange& exchange, Taken* taken) {
+  auto engine_now = ServingEngine(context_);
+  if (!engine_now.ok()) return engine_now.status();
+  Engine& engine = **engine_now;
   ApiRequest& request = taken->request;
-  if (auto status = CheckModel(context_, request.model); !status.ok()) return status;
-  if (auto status = ValidateRequest(request.engine, engine.vocab_size()); !status.ok()) return status;
+  if (auto status = CompileGrammar(engine, exchange, &request); !status.ok()) return status;
   std::call_once(measured_, [&] { longest_token_bytes_ = LongestTokenBytes(engine.tokenizer()); });
   const auto start = std::chrono::steady_clock::now();
   const PromptLimits limits{engine.max_context(), longest_token_bytes_};
   auto prompts = BuildPrompts(request, engine.chat_template(), engine.tokenizer(), limits);
   if (!prompts.ok()) return prompts.status();
-  if (endpoint == Endpoint::kChat) {
+  if (request.endpoint == Endpoint::kChat) {
     auto status = ProtectMessages(engine.chat_template(), engine.tokenizer(), prompts->front(), &request);
     if (!status.ok()) return status;
   }
   context_.metrics->ObserveTokenize(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  if (auto status = Submit(engine, http, *prompts, taken.get()); !status.ok()) return status;
+  if (auto status = Submit(engine, http, *prompts, taken); !status.ok()) return status;
   // Ids are in range: the engine has accepted them.
   for (ApiPrompt& prompt : request.prompts) {
     if (request.echo && !prompt.is_text) prompt.text = engine.tokenizer().Decode(prompt.ids, /*skip_control=*/false);
   }
-  taken->answer = std::make_unique<Answer>(request, http.id, context_.model_name, *std::move(prompts));
-  return taken;
+  std::optional<AnswerParserOptions> parser;
+  if (request.endpoint == Endpoint::kChat) {
+    const std::span<const int32_t> prompt = prompts->front();
+    const std::string end = engine.tokenizer().Decode(prompt.last(std::min<size_t>(prompt.size(), 8)), /*skip_control=*/false);
+    const bool structured = request.grammar && !request.tools.active();
+    parser = MakeParserOptions(request.tools, context_.tool_format.value_or(ToolFormatOf(engine.chat_template().source())),
+                               engine.chat_template(), structured, end);
+  }
+  taken->answer = std::make_unique<Answer>(request, http.id, context_.model_name, *std::move(prompts), parser);
+  return absl::OkStatus();
 }
 
 // Null for now, or why the key may not ask more at present.
@@ -176,8 +209,16 @@ asio::awaitable<void> OpenAiApi::Complete(Endpoint endpoint, const HttpRequest& 
   absl::StatusOr<std::unique_ptr<Taken>> taken = EnterKey(http, &place);
   const bool beyond_key = !taken.ok();
   if (!beyond_key) {
-    std::function<void()> take = [&] { taken = Take(endpoint, http); };
-    co_await exchange.Compute(std::move(take));
+    std::function<void()> read = [&] { taken = Read(endpoint, http); };
+    co_await exchange.Compute(std::move(read));
+  }
+  if (taken.ok()) {
+    const ApiRequest& request = (*taken)->request;
+    const bool slow = request.grammar.has_value() || request.tools.active();
+    std::function<void()> take = [&] {
+      if (auto status = Take(http, exchange, taken->get()); !status.ok()) taken = std::move(status);
+    };
+    co_await exchange.Compute(std::move(take), slow);
   }
   if (!taken.ok()) {
     const bool loading = context_.engine == nullptr;

@@ -34,7 +34,7 @@ absl::Status ReadFlag(const Json& object, const char* name, bool* out) {
 // The prompt of a conversation, from the fields that a chat request has too.
 absl::StatusOr<std::string> RenderBody(const Json& object, const ChatTemplate& chat_template) {
   ApiRequest request;
-  for (const char* name : {"messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}) {
+  for (const char* name : {"messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}) {
     const Json* value = Present(object, name);
     if (value == nullptr) continue;
     if (auto status = FindField(Endpoint::kChat, name)(name, *value, &request); !status.ok()) return status;

@@ -28,8 +28,9 @@ constexpr const char* kSchemas = R"({
     "choices": {"type": "array", "minItems": 1, "items": {"type": "object",
       "required": ["index", "message", "logprobs", "finish_reason", "stop_reason"], "properties": {"index": {"type": "integer"},
         "message": {"type": "object", "required": ["role", "content"],
-          "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}},
-        "logprobs": {"type": ["object", "null"]}, "finish_reason": {"enum": ["stop", "length"]},
+          "properties": {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}, "reasoning_content": {"type": "string"},
+            "tool_calls": {"type": "array", "items": {"type": "object", "required": ["id", "type", "function"]}}}},
+        "logprobs": {"type": ["object", "null"]}, "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
         "stop_reason": {"type": ["string", "integer", "null"]}, "token_ids": {"type": "array", "items": {"type": "integer"}}}}}}},
   "Completion": {"type": "object", "required": ["id", "object", "created", "model", "choices", "usage"], "properties": {
     "id": {"type": "string"}, "object": {"const": "text_completion"}, "created": {"type": "integer"}, "model": {"type": "string"},

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string>
 
 #include "engine/engine.h"
+#include "engine/text/answer_parser.h"
 #include "server/in_flight.h"
 #include "server/lifecycle.h"
 #include "server/metrics.h"
@@ -20,6 +22,7 @@ struct ServerContext {
   std::string model_name;
   int64_t created_unix_s = 0;
   bool strict_fields = false;       // unknown JSON fields are refused
+  std::optional<ToolFormat> tool_format;  // how the model writes calls; none: as its template says
   bool log_prompts = false;
   bool allow_baselines = false;     // kv policies that only serve as comparison
   int64_t max_body_bytes = 16 << 20;

@@ -36,7 +36,7 @@ struct ServeOptions {
   int64_t max_body_bytes = int64_t{16} << 20;
   int max_connections = 1024;
   int drain_propagation_s = 0, drain_max_s = 120;
-  std::string api_keys_file, cors_origins;
+  std::string api_keys_file, cors_origins, tool_format = "auto";
   TlsFiles tls;
   bool strict_fields = false, log_prompts = false, help_kv = false;
 };
@@ -213,6 +213,7 @@ int Run(ServeOptions options, const Command& command) {
   context.created_unix_s = std::time(nullptr);
   context.strict_fields = options.strict_fields;
   context.log_prompts = options.log_prompts;
+  context.tool_format = ParseToolFormat(options.tool_format);  // auto: none
   context.allow_baselines = options.engine.allow_baselines;
   context.max_body_bytes = options.max_body_bytes;
   const auto connections = FitConnections(options.max_connections, RaiseDescriptorLimit());
@@ -280,6 +281,8 @@ void AddServeOptions(CLI::App* app, ServeOptions* o) {
   app->add_flag("--help-kv", o->help_kv, "print every KV policy with its parameters, then stop");
   app->add_flag("--allow-baselines", o->engine.allow_baselines, "offer KV policies that only serve as comparison");
   app->add_option("--chat-template", o->chat_template_file, "Jinja file in place of the model's own template")->type_name("FILE");
+  app->add_option("--tool-format", o->tool_format, "how the model writes tool calls; auto: as its chat template says")
+      ->check(CLI::IsMember({"auto", "hermes", "llama", "harmony"}));
   AddAccessOptions(app, o);
   AddSizeOption(app, "--max-body-bytes", &o->max_body_bytes, false, "largest HTTP body");
   app->add_option("--max-connections", o->max_connections, "open HTTP connections, and open gRPC calls")->check(CLI::Range(1, 1 << 20));

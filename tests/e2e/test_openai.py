@@ -152,9 +152,8 @@ def test_prompt_too_long(client):
 
 def test_what_is_not_offered_is_refused_by_name(client):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL_NAME, messages=CAPITAL, tools=[
-            {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
-    assert caught.value.body["param"] == "tools"
+        client.chat.completions.create(model=MODEL_NAME, messages=CAPITAL, functions=[{"name": "f", "parameters": {"type": "object"}}])
+    assert caught.value.body["param"] == "functions"
 
 
 def test_deadline_after_the_first_token_gives_partial_text(client):

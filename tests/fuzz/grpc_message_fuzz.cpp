@@ -41,9 +41,7 @@ void CheckRefusal(const absl::Status& status) {
   LOUPE_CHECK(!ToGrpcStatus(status).ok());
 }
 
-template <class Message>
-void Convert(const Message& message, const TextParts& parts) {
-  const auto request = RequestFromProto(message, parts);
+void Convert(const absl::StatusOr<Request>& request, const TextParts& parts) {
   if (!request.ok()) return CheckRefusal(request.status());
   LOUPE_CHECK(ValidateRequest(*request, parts.vocab_size).ok());
   LOUPE_CHECK(request->n >= 1 && request->n <= kMaxSamples) << request->n;
@@ -68,14 +66,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 0: {
       v1::GenerateRequest message;
       if (!message.ParseFromArray(data + 1, wire_bytes)) return 0;
-      Convert(message, parts);
+      Convert(RequestFromProto(message, parts), parts);
+      if (const auto form = GrammarFromProto(message.structure()); !form.ok()) CheckRefusal(form.status());
       const auto echo = TextOf(message.prompt_token_ids().ids(), "prompt_token_ids", *tokenizer);
       if (!echo.ok()) CheckRefusal(echo.status());
       break;
     }
     case 1: {
       v1::ChatRequest message;
-      if (message.ParseFromArray(data + 1, wire_bytes)) Convert(message, parts);
+      ToolOptions tools;
+      if (message.ParseFromArray(data + 1, wire_bytes)) Convert(RequestFromProto(message, parts, &tools), parts);
       break;
     }
     default: {

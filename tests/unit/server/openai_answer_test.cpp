@@ -27,7 +27,7 @@ class CountingExchange : public HttpExchange {
     return inner_.Wait(until);
   }
   std::function<void()> Waker() override { return inner_.Waker(); }
-  asio::awaitable<void> Compute(std::function<void()> work) override { return inner_.Compute(std::move(work)); }
+  asio::awaitable<void> Compute(std::function<void()> work, bool slow) override { return inner_.Compute(std::move(work), slow); }
   bool client_gone() const override { return inner_.client_gone(); }
 
  private:

@@ -230,10 +230,10 @@ TEST(OpenAiRequest, WrongTypesAreRefusedByName) {
       {{"stop"}, {0, 7}},
       {{"stop_token_ids"}, {7}},
       {{"logit_bias", "metadata", "chat_template_kwargs", "kv", "stream_options"}, {8}},
-      {{"model", "user", "cache_salt", "safety_identifier", "prompt_cache_key"}, {0, 1}},
+      {{"model", "user", "cache_salt", "safety_identifier", "prompt_cache_key", "regex"}, {0, 1}},
       {{"store"}, {6}},
       {{"tools", "functions"}, {7}},
-      {{"messages", "tool_choice", "response_format", "modalities", "service_tier", "verbosity", "audio", "regex",
+      {{"messages", "tool_choice", "response_format", "modalities", "service_tier", "verbosity", "audio",
         "choice", "reasoning_effort", "guided_json", "web_search_options", "documents"},
        {}},
   };

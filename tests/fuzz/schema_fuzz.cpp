@@ -1,0 +1,7 @@
+// Any bytes as a JSON schema.
+#include "tests/fuzz/grammar_check.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  loupe::CheckGrammar({loupe::GrammarSpec::Kind::kJsonSchema, std::string(reinterpret_cast<const char*>(data), size), {}});
+  return 0;
+}
