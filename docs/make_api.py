@@ -25,6 +25,38 @@ everywhere. A field that is not listed is ignored, or refused if the server runs
 """
 
 TAIL = """
+## What an answer may be
+
+`response_format`, `regex` and `choice` hold an answer to a form, token by token; one of them may be sent. The answer ends where nothing
+may follow; one that is cut (`length`, a stop string) is a beginning of what was asked for. Compiled forms are kept, the last 64.
+
+**Schemas** are JSON Schema 2020-12, and the older names of the same things. What is kept: `type` (also a list), `enum`, `const`,
+`properties`, `required`, `additionalProperties`, `patternProperties` (one pattern, without `properties`), `minProperties` and `maxProperties`
+(without `properties`), `items`, `prefixItems`, `minItems`, `maxItems`, `minLength`, `maxLength`, `pattern`, `minimum`, `maximum`,
+`exclusiveMinimum`, `exclusiveMaximum`, `multipleOf` (whole numbers up to 1000, without bounds), `anyOf`, `allOf`, `oneOf` (if the branches
+differ in type or in the value of a required property), `$ref` inside the schema, also in circles, and the formats `date`, `time`,
+`date-time`, `duration`, `uuid`, `ipv4`, `ipv6`, `hostname`, `email`, `uri`. Other formats, and keywords that say nothing about what is
+valid, are passed over. Refused by name: `not`, `if`, `then`, `else`, `dependentRequired`, `dependentSchemas`, `unevaluatedProperties`,
+`unevaluatedItems`, `contains`, `propertyNames`, `uniqueItems` of more than one item, a length beside `pattern` or `format`, two different
+patterns in `allOf`. Answers are a little narrower than the schema: properties come in the order of their declaration, undeclared ones
+only if `additionalProperties` says so, a schema without `type` has the type that its keywords speak of, exponents have at most two digits,
+29 February is no date. White space between tokens is nothing, a space, or a line end with indentation.
+
+**Expressions** match the whole answer: characters, classes, `.`, `\\d \\w \\s` and their opposites, `\\p{...}`, groups, `|`, `* + ? {m,n}`
+(up to 65,536). `\\d` and `\\w` are ASCII. `^` and `$` may stand at the ends. Refused: look-around, back references, flags, `\\b`.
+
+A form may have 200,000 states and 90 ms to compile; a token's choice has 1,000,000 elementary steps. What needs more is refused with 400,
+or ends its own request if that shows later.
+
+## Tools
+
+`tools` are shown by the model's chat template; a template that knows none gets them in a system message. How calls are written is read
+from the template, or said by `serve --tool-format`: `hermes` (`<tool_call>`, Qwen), `llama` (JSON, `<|python_tag|>`), `harmony`. With
+`tool_choice` `required` or a named function the answer is calls only, 16 at most, whose arguments satisfy the tool's schema; with `auto` the model is
+free, and what is no call stays text. A call is streamed as its name with empty arguments, then the arguments in pieces. The answer
+ends with `finish_reason` `tool_calls`. What a model thinks between `<think>` and `</think>` comes as `reasoning_content`.
+A form of the answer and tools exclude each other unless `tool_choice` is `none`.
+
 ## Answers
 
 * `usage.kv` says what became of the request's KV cache; `stop_reason` says why the answer ended: the matched stop string or token id,

@@ -139,7 +139,7 @@ if [ $mode != quick ]; then
     for f in $(find build/asan -maxdepth 1 -type f -executable -name '*_fuzz' 2>/dev/null | sort); do
       seconds=10
       if [ $mode = full ]; then
-        case $f in */grpc_message_fuzz | */http_json_fuzz | */template_fuzz) seconds=600 ;; *) seconds=120 ;; esac
+        case $f in */grpc_message_fuzz | */http_json_fuzz | */template_fuzz | */regex_fuzz | */schema_fuzz | */answer_parser_fuzz) seconds=600 ;; *) seconds=120 ;; esac
       fi
       suite "fuzz/$(basename "$f")" run_fuzzer "$f" $seconds
     done

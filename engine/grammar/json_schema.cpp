@@ -394,6 +394,7 @@ void SchemaWriter::AddObject(StateId from, const Json& schema, StateId to) {
   if (!properties.is_object()) Fail("properties: must be an object");
   const Json required = schema.value("required", Json::array());
   if (!required.is_array()) Fail("required: must be a list of names");
+  Here([&] { CheckProduct(properties, required, "required"); });
   std::set<std::string> needed;
   for (const Json& name : required) {
     if (!name.is_string()) Fail("required: must be a list of names");

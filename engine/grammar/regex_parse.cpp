@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,7 +91,7 @@ class Parser {
   NodePtr Repeated(int depth) {
     NodePtr atom = Atom(depth);
     int min = 0, max = 0;
-    while (Quantifier(&min, &max)) {
+    if (Quantifier(&min, &max)) {
       if (atom->kind == Node::Kind::kLineStart || atom->kind == Node::Kind::kLineEnd) Fail("an anchor cannot be repeated");
       if (Take("+")) Fail("possessive repetitions are not offered");
       Take("?");  // a lazy one has the same texts
@@ -98,7 +99,7 @@ class Parser {
       repeat->min = min, repeat->max = max;
       repeat->children.push_back(std::move(atom));
       atom = std::move(repeat);
-      if (Peek() == '*' || Peek() == '+' || Peek() == '?') Fail("nothing to repeat");
+      if (Peek() == '*' || Peek() == '+' || Peek() == '?' || Quantifier(&min, &max)) Fail("a repetition of a repetition needs a group");
     }
     return atom;
   }
@@ -185,7 +186,12 @@ class Parser {
       return x == '_' || x == '=' || (x >= '0' && x <= '9') || ((x | 32) >= 'a' && (x | 32) <= 'z');
     });
     if (!plain) Fail("\\p wants a property in braces");
-    *set = CharSet::OfPattern(absl::StrCat("[\\p{", std::string(name), "}]"));
+    const auto [known, fresh] = properties_.try_emplace(std::string(name));
+    if (fresh) {
+      if (properties_.size() > kMaxProperties) Fail(absl::StrCat("more than ", kMaxProperties, " different properties"));
+      known->second = CharSet::OfPattern(absl::StrCat("[\\p{", std::string(name), "}]"));
+    }
+    *set = known->second;
     if (c == 'P') *set = set->Complement();
     at_ = close + 1;
     return true;
@@ -265,8 +271,11 @@ class Parser {
     return true;
   }
 
+  static constexpr size_t kMaxProperties = 16;
+
   std::string_view text_;
   size_t at_ = 0;
+  std::map<std::string, CharSet> properties_;
 };
 
 }  // namespace

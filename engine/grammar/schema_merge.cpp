@@ -57,6 +57,7 @@ Json MergeTypes(const Json& a, const Json& b) {
 }
 
 Json MergeEnums(const Json& a, const Json& b) {
+  CheckProduct(a, b, "enum");
   Json both = Json::array();
   for (const Json& value : a) {
     if (std::find(b.begin(), b.end(), value) != b.end()) both.push_back(value);
@@ -79,6 +80,7 @@ void MergeProperties(const Json& a, const Json& b, const Resolver& resolve, int 
   const auto member = [](const Json& schema, const char* key, const Json& absent) { return schema.value(key, absent); };
   const Json left = member(a, "properties", none), right = member(b, "properties", none);
   const Json left_rest = member(a, "additionalProperties", open), right_rest = member(b, "additionalProperties", open);
+  CheckProduct(left, right, "properties");
   if (a.contains("patternProperties") || b.contains("patternProperties")) throw Refusal("patternProperties cannot be put together with other schemas");
   Json properties = Json::object();
   for (const auto& [name, schema] : left.items()) {
@@ -94,6 +96,7 @@ void MergeProperties(const Json& a, const Json& b, const Resolver& resolve, int 
 }
 
 Json MergeRequired(const Json& a, const Json& b) {
+  CheckProduct(a, b, "required");
   Json both = a;
   for (const Json& name : b) {
     if (std::find(both.begin(), both.end(), name) == both.end()) both.push_back(name);
@@ -118,6 +121,12 @@ Json MergeValues(const std::string& keyword, const Json& a, const Json& b, const
 }
 
 }  // namespace
+
+void CheckProduct(const Json& a, const Json& b, const char* what) {
+  constexpr size_t kMost = 1'000'000;
+  if (a.size() * b.size() <= kMost) return;
+  throw Refusal(absl::StrCat(what, ": ", a.size(), " and ", b.size(), " cannot be held against each other; at most ", kMost, " pairs are offered"));
+}
 
 Keyword KindOf(const std::string& keyword) {
   static const std::unordered_map<std::string, Keyword> kinds = [] {
@@ -205,6 +214,7 @@ bool AreDisjoint(const Json& a, const Json& b, const Resolver& resolve, int dept
   if (!objects || !left.contains("properties") || !right.contains("properties")) return false;
   // A property that both must have and that cannot be both.
   const Json lr = left.value("required", Json::array()), rr = right.value("required", Json::array());
+  CheckProduct(lr, rr, "required");
   for (const Json& name : lr) {
     if (!name.is_string() || std::find(rr.begin(), rr.end(), name) == rr.end()) continue;
     const std::string key = name.get<std::string>();

@@ -32,6 +32,9 @@ class Resolver {
 // What satisfies both, references of either resolved. Refusal if two keywords cannot be put together. `depth` counts how
 // far references led.
 Json MergeSchemas(const Json& a, const Json& b, const Resolver& resolve, int depth = 0);
+// Refusal if the lists are too long to be compared item by item.
+void CheckProduct(const Json& a, const Json& b, const char* what);
+
 // Surely no value satisfies both; false if that cannot be told.
 bool AreDisjoint(const Json& a, const Json& b, const Resolver& resolve, int depth = 0);
 
