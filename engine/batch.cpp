@@ -160,7 +160,8 @@ absl::Status StepBatch::BuildChoices(int places) {
   for (size_t i = 0; i < sampled_.size(); ++i) {
     mask = sampled_[i]->has_grammar() ? num_masks_++ : -1;
     if (mask >= 0) {
-      mask_jobs.emplace_back([sequence = sampled_[i], words = masks_.host<uint32_t>() + mask * mask_words()] { sequence->FillMask(words); });
+      mask_jobs.emplace_back(
+          [sequence = sampled_[i], words = masks_.host<uint32_t>() + mask * mask_words()] { sequence->FillMask(words); });
     }
     add(*sampled_[i], i);
     const auto& siblings = sampled_[i]->request().siblings;

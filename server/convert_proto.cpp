@@ -147,7 +147,8 @@ absl::StatusOr<ToolOptions> ToolsFromProto(const v1::ChatRequest& message) {
     if (!tool.parameters().empty()) {
       auto parameters = ParseJson(tool.parameters());
       if (!parameters.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat("tools[", tools.size(), "].parameters: ", std::string(parameters.status().message())));
+        return absl::InvalidArgumentError(
+            absl::StrCat("tools[", tools.size(), "].parameters: ", std::string(parameters.status().message())));
       }
       function["parameters"] = *std::move(parameters);
     }
@@ -173,7 +174,8 @@ Json MessageFromProto(const v1::ChatMessage& m) {
   if (!m.name().empty()) one["name"] = m.name();
   if (!m.tool_call_id().empty()) one["tool_call_id"] = m.tool_call_id();
   for (const v1::ToolCall& call : m.tool_calls()) {
-    one["tool_calls"].push_back({{"id", call.id()}, {"type", "function"}, {"function", {{"name", call.name()}, {"arguments", call.arguments()}}}});
+    one["tool_calls"].push_back(
+        {{"id", call.id()}, {"type", "function"}, {"function", {{"name", call.name()}, {"arguments", call.arguments()}}}});
   }
   return one;
 }

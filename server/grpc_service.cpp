@@ -94,7 +94,8 @@ absl::StatusOr<std::shared_ptr<Grammar>> CompileGrammar(const grpc::CallbackServ
   if (!*spec) return nullptr;
   auto compiled = engine.CompileGrammar(**spec, [&call] { return call.IsCancelled(); });
   if (compiled.ok()) return compiled;
-  return absl::Status(compiled.status().code(), absl::StrCat(tools.active() ? "tools: " : "structure: ", std::string(compiled.status().message())));
+  return absl::Status(compiled.status().code(),
+                      absl::StrCat(tools.active() ? "tools: " : "structure: ", std::string(compiled.status().message())));
 }
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const absl::Status& status) {
@@ -206,7 +207,8 @@ class InferenceService : public v1::Inference::CallbackService {
     std::string echo;
     std::optional<AnswerParserOptions> parser;
     const absl::Status admitted = Admit(*call, stream.get());
-    const auto submitted = admitted.ok() ? Submit(*call, message, id, &echo, &parser) : absl::StatusOr<std::shared_ptr<ResponseStream>>(admitted);
+    const auto submitted =
+        admitted.ok() ? Submit(*call, message, id, &echo, &parser) : absl::StatusOr<std::shared_ptr<ResponseStream>>(admitted);
     if (submitted.ok()) {
       stream->KeepUntilDone(context_.in_flight.Add({id}, {*submitted}));
       if (parser) stream->SetParsers(*parser, message.sampling().has_n() ? message.sampling().n() : 1, id);

@@ -160,7 +160,8 @@ class GrpcStream : public grpc::ServerWriteReactor<Response>, public std::enable
     if (const auto* scored = std::get_if<PromptScored>(&event)) return Echo(scored->tokens);
     if (const auto* delta = std::get_if<Delta>(&event)) {
       *response.mutable_delta() = DeltaToProto(*delta);
-      if (!parsers_.empty()) FillPieces(parsers_[static_cast<size_t>(delta->index)].Push(delta->text), request_id_, response.mutable_delta());
+      if (!parsers_.empty())
+        FillPieces(parsers_[static_cast<size_t>(delta->index)].Push(delta->text), request_id_, response.mutable_delta());
       outbox_.push_back(std::move(response));
       return;
     }

@@ -294,7 +294,8 @@ constexpr const char* kTools = R"({"type": "array", "maxItems": 128, "items": {"
     "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}, "description": {"type": "string"}, "parameters": {"type": "object"},
     "strict": {"type": ["boolean", "null"]}}}}}})";
 constexpr const char* kToolChoice = R"({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object", "required": ["function"],
-  "properties": {"type": {"const": "function"}, "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}}}]})";
+  "properties": {"type": {"const": "function"}, "function": {"type": "object", "required": ["name"],
+    "properties": {"name": {"type": "string"}}}}}]})";
 constexpr const char* kResponseFormat = R"({"anyOf": [
   {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
   {"type": "object", "required": ["type", "json_schema"], "properties": {"type": {"const": "json_schema"},
@@ -323,8 +324,7 @@ const FieldSpec kFields[] = {
     {"chat_template_kwargs", kChat, kHonoured, kObject, "further variables of the chat template", TemplateKwargs},
     {"add_generation_prompt", kChat, kHonoured, kBool, "whether the template opens the answer; true by default", AddGenerationPrompt},
     {"continue_final_message", kChat, kHonoured, kBool, "go on inside the last message, which is the assistant's", ContinueFinalMessage},
-    {"echo", kCompletion, kHonoured, kBool, "the prompt in front of the answer, with logprobs also theirs; max_tokens may be 0",
-     Echo},
+    {"echo", kCompletion, kHonoured, kBool, "the prompt in front of the answer, with logprobs also theirs; max_tokens may be 0", Echo},
     // How long.
     {"max_tokens", kBoth, kHonoured, kCount, "16 by default for completions, to the end of the context for chat", MaxTokens},
     {"max_completion_tokens", kChat, kHonoured, kCount, "the newer name of max_tokens, and stronger", MaxTokens},
@@ -337,7 +337,8 @@ const FieldSpec kFields[] = {
      "over queue, prompt and answer: 408 before the first token, later the answer so far", TimeoutMs},
     // Tools, and what the answer may be.
     {"tools", kChat, kHonoured, kTools, "functions that the model may call, up to 128", Tools},
-    {"tool_choice", kChat, kHonoured, kToolChoice, "auto by default; required and a named function force a call with valid arguments", ChooseTool},
+    {"tool_choice", kChat, kHonoured, kToolChoice, "auto by default; required and a named function force a call with valid arguments",
+     ChooseTool},
     {"parallel_tool_calls", kChat, kHonoured, kBool, "whether an answer may hold several calls; true by default", ParallelToolCalls},
     {"response_format", kBoth, kHonoured, kResponseFormat, "text, json_object (any JSON object) or json_schema; below", ResponseFormat},
     {"regex", kBoth, kHonoured, R"({"type": "string"})", "the answer matches it as a whole; below", Regex},

@@ -421,7 +421,8 @@ Json Answer::Message(size_t choice) const {
   if (c.calls.empty()) return message;
   if (c.text.empty()) message["content"] = nullptr;
   for (size_t i = 0; i < c.calls.size(); ++i) {
-    message["tool_calls"].push_back({{"id", CallId(choice, i)}, {"type", "function"}, {"function", {{"name", c.calls[i].name}, {"arguments", c.calls[i].arguments}}}});
+    message["tool_calls"].push_back(
+        {{"id", CallId(choice, i)}, {"type", "function"}, {"function", {{"name", c.calls[i].name}, {"arguments", c.calls[i].arguments}}}});
   }
   return message;
 }

@@ -36,7 +36,8 @@ absl::StatusOr<Json> ParseTools(const std::string& name, const Json& json) {
     const std::string item = absl::StrCat(name, "[", i, "]");
     const Json& tool = json[i];
     if (!tool.is_object()) return Refuse(item, absl::StrCat("must be an object, got ", Describe(tool)));
-    if (tool.value("type", Json("function")) != "function") return Refuse(item + ".type", "must be \"function\"; other tools are not offered");
+    if (tool.value("type", Json("function")) != "function")
+      return Refuse(item + ".type", "must be \"function\"; other tools are not offered");
     const Json function = tool.value("function", Json());
     if (!function.is_object()) return Refuse(item + ".function", "must be an object");
     const Json tool_name = function.value("name", Json());
@@ -60,14 +61,17 @@ absl::StatusOr<ToolChoice> ParseToolChoice(const std::string& name, const Json& 
   const Json function = json.is_object() ? json.value("function", Json()) : Json();
   const Json tool = function.is_object() ? function.value("name", Json()) : Json();
   if (tool.is_string() && json.value("type", Json("function")) == "function") return ToolChoice{Kind::kNamed, tool.get<std::string>()};
-  return Refuse(name, absl::StrCat("must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ...}}, got ", Describe(json)));
+  return Refuse(name,
+                absl::StrCat("must be \"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ...}}, got ",
+                             Describe(json)));
 }
 
 absl::Status CheckTools(const ToolOptions& options, bool has_form) {
   const ToolChoice& choice = options.choice;
   if (choice.forced() && options.tools.empty()) return Refuse("tool_choice", "asks for a call, but there are no tools");
   if (choice.kind == ToolChoice::Kind::kNamed && !NamesOf(options.tools).contains(choice.name)) {
-    return Refuse("tool_choice", absl::StrCat("names '", choice.name.substr(0, 80), "', which is none of the ", options.tools.size(), " tools"));
+    return Refuse("tool_choice",
+                  absl::StrCat("names '", choice.name.substr(0, 80), "', which is none of the ", options.tools.size(), " tools"));
   }
   if (has_form && options.active()) {
     return Refuse("tool_choice", "must be \"none\" if the answer's form is asked for, too (response_format, regex, choice)");
@@ -98,7 +102,9 @@ bool ShowsTools(const ChatTemplate& chat_template) { return chat_template.source
 Json WithToolMessage(const Json& messages, const Json& tools) {
   std::string text = "You can call functions. They are:\n";
   for (const Json& tool : tools) absl::StrAppend(&text, DumpJson(tool["function"]), "\n");
-  text += "To call one, answer with its name and arguments as JSON between tags:\n<tool_call>\n{\"name\": \"...\", \"arguments\": {...}}\n</tool_call>";
+  text +=
+      "To call one, answer with its name and arguments as JSON between tags:\n<tool_call>\n{\"name\": \"...\", \"arguments\": "
+      "{...}}\n</tool_call>";
   Json out = messages;
   if (!out.empty() && out[0]["role"] == "system") {
     out[0]["content"] = absl::StrCat(out[0]["content"].get<std::string>(), "\n\n", text);

@@ -16,7 +16,12 @@ constexpr size_t kMaxDigits = 40;  // of a bound
 class Magnitudes {
  public:
   Magnitudes(NfaBuilder& nfa, const Bound& low, const std::optional<Bound>& high, bool integer, StateId to)
-      : nfa_(nfa), low_(low), high_(high), integer_(integer), to_(to), last_(std::max(low.fraction.size(), high ? high->fraction.size() : 0)) {}
+      : nfa_(nfa),
+        low_(low),
+        high_(high),
+        integer_(integer),
+        to_(to),
+        last_(std::max(low.fraction.size(), high ? high->fraction.size() : 0)) {}
 
   void Add(StateId from) {
     const size_t shortest = low_.whole.size();
@@ -52,13 +57,14 @@ class Magnitudes {
 
   void AddWhole(StateId from, size_t digits, size_t at, bool low, bool high) {
     if (at == digits) return nfa_.AddEmpty(from, AfterWhole(low, high));
-    AddDigits(from, at == 0 && digits > 1 ? 1 : 0, low, Digit(low_.whole, at), high, high ? Digit(high_->whole, at) : 9, [&](bool l, bool h) {
-      const auto [found, fresh] = whole_.try_emplace({at, l, h}, -1);
-      if (!fresh) return found->second;
-      const StateId next = found->second = nfa_.NewState();
-      AddWhole(next, digits, at + 1, l, h);
-      return next;
-    });
+    AddDigits(from, at == 0 && digits > 1 ? 1 : 0, low, Digit(low_.whole, at), high, high ? Digit(high_->whole, at) : 9,
+              [&](bool l, bool h) {
+                const auto [found, fresh] = whole_.try_emplace({at, l, h}, -1);
+                if (!fresh) return found->second;
+                const StateId next = found->second = nfa_.NewState();
+                AddWhole(next, digits, at + 1, l, h);
+                return next;
+              });
   }
 
   // What is written so far, followed by zeros, lies within bounds that it equals up to fraction digit `at`.

@@ -100,7 +100,8 @@ const Json& SchemaWriter::Resolve(const std::string& reference) const {
   for (std::string_view rest = std::string_view(reference).substr(1); !rest.empty();) {
     rest.remove_prefix(1);
     const size_t slash = std::min(rest.find('/'), rest.size());
-    const std::string key = absl::StrReplaceAll(std::string(rest.substr(0, slash)), {{"~1", "/"}, {"~0", "~"}, {"%25", "%"}, {"%20", " "}, {"%22", "\""}});
+    const std::string key =
+        absl::StrReplaceAll(std::string(rest.substr(0, slash)), {{"~1", "/"}, {"~0", "~"}, {"%25", "%"}, {"%20", " "}, {"%22", "\""}});
     rest.remove_prefix(slash);
     size_t index = 0;
     if (at->is_object() && at->contains(key)) {
@@ -200,7 +201,8 @@ void SchemaWriter::AddBranches(StateId from, const Json& schema, const char* key
     for (size_t i = 0; i < branches.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
         if (Here([&] { return AreDisjoint(branches[i], branches[j], *this); })) continue;
-        Fail(absl::StrCat("oneOf: ", j, " and ", i, " may both be satisfied, as far as can be told here; use anyOf, or let them differ in type "
+        Fail(absl::StrCat("oneOf: ", j, " and ", i,
+                          " may both be satisfied, as far as can be told here; use anyOf, or let them differ in type "
                           "or in the value of a required property"));
       }
     }
@@ -281,7 +283,8 @@ void SchemaWriter::AddString(StateId from, const Json& schema, StateId to) {
     expression = pattern->get<std::string>();
   }
   if (pattern == schema.end() && expression.empty()) return text_.AddString(from, min, max, to);
-  if (min > 1 || max >= 0) Fail(absl::StrCat(pattern != schema.end() ? "pattern" : "format", ": is not offered together with a length; say it in the expression"));
+  if (min > 1 || max >= 0)
+    Fail(absl::StrCat(pattern != schema.end() ? "pattern" : "format", ": is not offered together with a length; say it in the expression"));
   const Step step(*this, pattern != schema.end() ? "pattern" : "format");
   const StateId inside = nfa_.NewState(), end = nfa_.NewState();
   nfa_.AddByte(from, '"', '"', inside);
@@ -345,7 +348,8 @@ void SchemaWriter::AddArray(StateId from, const Json& schema, StateId to) {
     nfa_.AddCall(a, *item, b);
   };
   const bool closed = rest == false || (max >= 0 && max <= static_cast<int>(prefix.size()));
-  if (closed && min > static_cast<int>(prefix.size())) Fail(absl::StrCat("minItems: is ", min, ", more than the ", prefix.size(), " items that there may be"));
+  if (closed && min > static_cast<int>(prefix.size()))
+    Fail(absl::StrCat("minItems: is ", min, ", more than the ", prefix.size(), " items that there may be"));
   text_.AddList(from, '[', first, closed ? JsonText::Part() : more, min, max, ']', to);
 }
 
@@ -399,7 +403,8 @@ void SchemaWriter::AddObject(StateId from, const Json& schema, StateId to) {
   for (const Json& name : required) {
     if (!name.is_string()) Fail("required: must be a list of names");
     needed.insert(name.get<std::string>());
-    if (!properties.contains(name.get<std::string>())) properties[name.get<std::string>()] = schema.value("additionalProperties", Json(true));
+    if (!properties.contains(name.get<std::string>()))
+      properties[name.get<std::string>()] = schema.value("additionalProperties", Json(true));
   }
   const int min = Count(schema, "minProperties", 0), max = Count(schema, "maxProperties", -1);
   const JsonText::Part other = OtherMembers(schema, properties);

@@ -161,7 +161,8 @@ void JsonText::AddNumber(StateId from, StateId to) {
   nfa_.AddByte(second, '0', '9', to);
 }
 
-void JsonText::AddList(StateId from, char open, const std::vector<Part>& first, const Part& rest, int min, int max, char close, StateId to) {
+void JsonText::AddList(StateId from, char open, const std::vector<Part>& first, const Part& rest, int min, int max, char close,
+                       StateId to) {
   StateId item = nfa_.NewState(), before = nfa_.NewState();
   nfa_.AddByte(from, open, open, before);
   AddSpace(before, item);

@@ -1,18 +1,28 @@
 #include "engine/grammar/nfa.h"
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace loupe::grammar {
 
-NfaBuilder::NfaBuilder(CompileLimits limits)
-    : limits_(std::move(limits)), deadline_(std::chrono::steady_clock::now() + limits_.max_time) {}
+namespace {
+
+std::chrono::nanoseconds ThreadTime() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+}  // namespace
+
+NfaBuilder::NfaBuilder(CompileLimits limits) : limits_(std::move(limits)), deadline_(ThreadTime() + limits_.max_time) {}
 
 void NfaBuilder::CheckTime() const {
   if (limits_.cancelled && limits_.cancelled()) throw Cancelled();
-  if (std::chrono::steady_clock::now() < deadline_) return;
+  if (ThreadTime() < deadline_) return;
   throw Refusal(absl::StrCat("takes more than ", limits_.max_time.count(), " ms to compile; simplify it"));
 }
 

@@ -26,7 +26,7 @@ class Cancelled {};
 
 struct CompileLimits {
   int max_states = 200'000;
-  std::chrono::milliseconds max_time{90};
+  std::chrono::milliseconds max_time{90};  // of the thread, so that a busy machine refuses nothing
   std::function<bool()> cancelled;  // looked at now and then; empty: never
 };
 
@@ -83,7 +83,7 @@ class NfaBuilder {
   std::vector<bool> CompletableStates(const std::vector<bool>& ends) const;
 
   CompileLimits limits_;
-  std::chrono::steady_clock::time_point deadline_;
+  std::chrono::nanoseconds deadline_;  // of the thread's own time
   std::vector<int32_t> heads_;  // first edge of each state
   std::vector<StateId> ends_;   // of the rules
   std::vector<LinkedEdge> edges_;

@@ -161,7 +161,8 @@ class Parser {
   NodePtr Escape() {
     if (AtEnd()) Fail("ends with a backslash");
     const char c = Peek();
-    if (c == 'b' || c == 'B' || c == 'A' || c == 'Z' || c == 'z' || c == 'G') Fail(absl::StrCat("\\", std::string(1, c), " is not offered"));
+    if (c == 'b' || c == 'B' || c == 'A' || c == 'Z' || c == 'z' || c == 'G')
+      Fail(absl::StrCat("\\", std::string(1, c), " is not offered"));
     if (c == 'k' || (c >= '1' && c <= '9')) Fail("back references are not offered");
     CharSet set;
     if (EscapedSet(&set)) return MakeSet(std::move(set));
@@ -220,7 +221,8 @@ class Parser {
     uint32_t value = 0;
     int count = 0;
     for (; digits < 0 || count < digits; ++count) {
-      const size_t digit = std::string_view("0123456789abcdef").find(Peek() >= 'A' && Peek() <= 'F' ? static_cast<char>(Peek() + 32) : Peek());
+      const size_t digit =
+          std::string_view("0123456789abcdef").find(Peek() >= 'A' && Peek() <= 'F' ? static_cast<char>(Peek() + 32) : Peek());
       if (AtEnd() || digit == std::string_view::npos) break;
       value = value * 16 + static_cast<uint32_t>(digit);
       ++at_;

@@ -18,7 +18,8 @@ const std::set<std::string>& AllTypes() {
 
 // Follows references; false and true become schemas.
 Json Plain(const Json& schema, const Resolver& resolve, int depth) {
-  if (depth > kMaxDepth) throw Refusal(absl::StrCat("references lead through more than ", kMaxDepth, " schemas that have to be put together"));
+  if (depth > kMaxDepth)
+    throw Refusal(absl::StrCat("references lead through more than ", kMaxDepth, " schemas that have to be put together"));
   resolve.CheckTime();
   if (schema.is_boolean()) return schema.get<bool>() ? Json::object() : Json{{"enum", Json::array()}};
   if (!schema.is_object()) throw Refusal("a schema is an object, true or false");
@@ -81,7 +82,8 @@ void MergeProperties(const Json& a, const Json& b, const Resolver& resolve, int 
   const Json left = member(a, "properties", none), right = member(b, "properties", none);
   const Json left_rest = member(a, "additionalProperties", open), right_rest = member(b, "additionalProperties", open);
   CheckProduct(left, right, "properties");
-  if (a.contains("patternProperties") || b.contains("patternProperties")) throw Refusal("patternProperties cannot be put together with other schemas");
+  if (a.contains("patternProperties") || b.contains("patternProperties"))
+    throw Refusal("patternProperties cannot be put together with other schemas");
   Json properties = Json::object();
   for (const auto& [name, schema] : left.items()) {
     properties[name] = MergeSchemas(schema, right.contains(name) ? right[name] : right_rest, resolve, depth + 1);
@@ -91,7 +93,8 @@ void MergeProperties(const Json& a, const Json& b, const Resolver& resolve, int 
   }
   if (!properties.empty()) (*out)["properties"] = std::move(properties);
   if (a.contains("additionalProperties") || b.contains("additionalProperties")) {
-    (*out)["additionalProperties"] = left_rest == false || right_rest == false ? Json(false) : MergeSchemas(left_rest, right_rest, resolve, depth + 1);
+    (*out)["additionalProperties"] =
+        left_rest == false || right_rest == false ? Json(false) : MergeSchemas(left_rest, right_rest, resolve, depth + 1);
   }
 }
 
@@ -125,16 +128,17 @@ Json MergeValues(const std::string& keyword, const Json& a, const Json& b, const
 void CheckProduct(const Json& a, const Json& b, const char* what) {
   constexpr size_t kMost = 1'000'000;
   if (a.size() * b.size() <= kMost) return;
-  throw Refusal(absl::StrCat(what, ": ", a.size(), " and ", b.size(), " cannot be held against each other; at most ", kMost, " pairs are offered"));
+  throw Refusal(
+      absl::StrCat(what, ": ", a.size(), " and ", b.size(), " cannot be held against each other; at most ", kMost, " pairs are offered"));
 }
 
 Keyword KindOf(const std::string& keyword) {
   static const std::unordered_map<std::string, Keyword> kinds = [] {
     std::unordered_map<std::string, Keyword> all;
     for (const char* k : {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type", "properties", "required", "additionalProperties",
-                          "patternProperties", "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "minItems", "maxItems",
-                          "uniqueItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-                          "exclusiveMaximum", "multipleOf"}) {
+                          "patternProperties", "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "minItems",
+                          "maxItems", "uniqueItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
+                          "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}) {
       all[k] = Keyword::kOffered;
     }
     for (const char* k : {"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
@@ -154,7 +158,8 @@ std::set<std::string> TypesOf(const Json& schema) {
     const Json list = named->is_array() ? *named : Json::array({*named});
     for (const Json& type : list) {
       if (!type.is_string() || !AllTypes().contains(type.get<std::string>())) {
-        throw Refusal(absl::StrCat("type: ", type.dump().substr(0, 60), " is none of null, boolean, number, integer, string, array, object"));
+        throw Refusal(
+            absl::StrCat("type: ", type.dump().substr(0, 60), " is none of null, boolean, number, integer, string, array, object"));
       }
       types.insert(type.get<std::string>());
     }
@@ -177,7 +182,9 @@ Json MergeSchemas(const Json& a, const Json& b, const Resolver& resolve, int dep
   if (a == true || a == Json::object()) return b;
   const Json left = Plain(a, resolve, depth), right = Plain(b, resolve, depth);
   Json out = left;
-  const auto about_properties = [](const std::string& key) { return key == "properties" || key == "additionalProperties" || key == "patternProperties"; };
+  const auto about_properties = [](const std::string& key) {
+    return key == "properties" || key == "additionalProperties" || key == "patternProperties";
+  };
   bool properties = false;
   for (const auto& [key, value] : right.items()) {
     if (about_properties(key)) {

@@ -52,7 +52,8 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer, int vocab_size)
   close(0);
   for (size_t i = nodes_.size(); i-- > 0;) {
     nodes_[i].plain = true;
-    for (auto child = static_cast<int32_t>(i) + 1; child < nodes_[i].end && nodes_[i].plain; child = nodes_[static_cast<size_t>(child)].end) {
+    for (auto child = static_cast<int32_t>(i) + 1; child < nodes_[i].end && nodes_[i].plain;
+         child = nodes_[static_cast<size_t>(child)].end) {
       nodes_[i].plain = IsPlain(nodes_[static_cast<size_t>(child)].byte) && nodes_[static_cast<size_t>(child)].plain;
     }
   }

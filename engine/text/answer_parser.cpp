@@ -12,8 +12,8 @@ using Kind = AnswerPiece::Kind;
 
 constexpr std::string_view kThink = "<think>", kEndThink = "</think>";
 constexpr std::string_view kOpenCall = "<tool_call>", kCloseCall = "</tool_call>", kPythonTag = "<|python_tag|>";
-constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>", kStartTurn = "<|start|>", kEnd = "<|end|>", kCallEnd = "<|call|>",
-                           kReturn = "<|return|>";
+constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>", kStartTurn = "<|start|>", kEnd = "<|end|>",
+                           kCallEnd = "<|call|>", kReturn = "<|return|>";
 
 bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 bool IsName(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-'; }
@@ -66,7 +66,8 @@ ToolFormat ToolFormatOf(std::string_view source) {
   const auto mentions = [&](std::string_view what) { return source.find(what) != std::string_view::npos; };
   if (mentions(kChannel) && mentions(kMessage)) return ToolFormat::kHarmony;
   if (mentions(kOpenCall)) return ToolFormat::kHermes;
-  if (mentions("<|start_header_id|>") && (mentions(kPythonTag) || mentions("ipython") || mentions("\"parameters\""))) return ToolFormat::kLlamaJson;
+  if (mentions("<|start_header_id|>") && (mentions(kPythonTag) || mentions("ipython") || mentions("\"parameters\"")))
+    return ToolFormat::kLlamaJson;
   return ToolFormat::kHermes;
 }
 
@@ -168,7 +169,8 @@ bool AnswerParser::StepStart(bool last) {
     constexpr std::string_view kDotCall = ".call(";
     const bool known = options_.tools.contains(std::string(rest.substr(0, name)));
     if (known && rest.substr(name).starts_with(kDotCall)) return state_ = State::kPython, true;
-    const bool may = name == rest.size() ? std::any_of(options_.tools.begin(), options_.tools.end(), [&](const std::string& t) { return t.starts_with(rest); })
+    const bool may = name == rest.size() ? std::any_of(options_.tools.begin(), options_.tools.end(),
+                                                       [&](const std::string& t) { return t.starts_with(rest); })
                                          : known && MayBecome(rest.substr(name), kDotCall);
     if (may && !last) return false;
   }
@@ -258,7 +260,8 @@ bool AnswerParser::StepHeader(bool) {
   buffer_.erase(0, message + kMessage.size());
   const size_t channel = header.find(kChannel);
   channel_.clear();
-  for (size_t i = channel == std::string::npos ? header.size() : channel + kChannel.size(); i < header.size() && IsName(header[i]); ++i) channel_ += header[i];
+  for (size_t i = channel == std::string::npos ? header.size() : channel + kChannel.size(); i < header.size() && IsName(header[i]); ++i)
+    channel_ += header[i];
   constexpr std::string_view kTo = "to=functions.";
   const size_t to = header.find(kTo);
   state_ = State::kText;
@@ -275,8 +278,9 @@ bool AnswerParser::StepHeader(bool) {
 void AnswerParser::EndPython() {
   const std::string text = std::exchange(buffer_, {});
   const size_t begin = text.find_first_not_of(" \t\r\n"), open = text.find(".call("), close = text.rfind(')');
-  const auto arguments = close == std::string::npos || close < open ? nlohmann::ordered_json()
-                                                                    : KeywordArguments(std::string_view(text).substr(open + 6, close - open - 6));
+  const auto arguments = close == std::string::npos || close < open
+                             ? nlohmann::ordered_json()
+                             : KeywordArguments(std::string_view(text).substr(open + 6, close - open - 6));
   if (arguments.is_null()) return Say(Kind::kContent, text);
   ++num_calls_;
   Say(Kind::kCall, text.substr(begin, open - begin));

@@ -68,7 +68,8 @@ void CallScanner::BeginValue(char c) {
   const bool passed_over = key_ == "\"type\"" || key_ == "\"id\"";
   const bool twice = (is_name && has_name_) || (is_arguments_ && has_arguments_);
   quoted_ = c == '"';
-  if ((!is_name && !is_arguments_ && !passed_over) || twice || (is_name && !quoted_) || (is_arguments_ && !quoted_ && c != '{' && c != 'n')) {
+  if ((!is_name && !is_arguments_ && !passed_over) || twice || (is_name && !quoted_) ||
+      (is_arguments_ && !quoted_ && c != '{' && c != 'n')) {
     state_ = State::kFailed;
     return;
   }
