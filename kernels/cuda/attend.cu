@@ -25,9 +25,9 @@ void AttendCuda(const AttendArgs& args, CudaContext context) {
   LOUPE_CHECK(!probabilities || rows * args.q.shape[1] <= context.workspace->row_lse_floats)
       << rows << " rows ask for probabilities, there is room for "
       << context.workspace->row_lse_floats / args.q.shape[1];
-  if (fast && args.coded) {
+  if (fast && args.coded && AttendCodedIsBuilt(context.arch)) {
     AttendCoded(args, prompt, rows - prompt, context);
-  } else if (fast) {
+  } else if (fast && !args.coded) {
     AttendDecode(args, prompt, rows - prompt, context);
   } else {
     AttendPlain(args, prompt, rows - prompt, context);

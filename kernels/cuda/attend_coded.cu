@@ -2,14 +2,15 @@
 // (decode_tasks.cuh says how it is shared out, coded_softmax.cuh how codes become attention).
 //
 // A warp takes whole pages, every sixth one of its block's run, in pieces of up to 64 entries that fit a slot of shared memory;
-// the next piece is copied meanwhile. The query is turned once a segment, what coded values add is turned back once at its end.
+// the copy engine brings the next one meanwhile. The query is turned once a segment, what coded values add is turned back once at its end.
 // Slots hold codes as they lie in the page: nothing is decoded there.
 //
 // Bytes: every visible page once; flops 4 R D an entry: memory is the limit, and below 8 bits table look-ups come close to it.
 #include <algorithm>
 
-#include "kernels/cuda/decode_tasks.cuh"
+#include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/coded_softmax.cuh"
+#include "kernels/cuda/decode_tasks.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/spherical.cuh"
 
@@ -27,6 +28,7 @@ struct Shared : TaskTable {
   };
   float merge_max[kWarps][kHeads], merge_sum[kWarps][kHeads];
   uint64_t refs[kWarps][Cut::kSlots];
+  uint64_t full[kWarps][Cut::kSlots];
   int32_t largest;  // units of a task
 
   static constexpr int kMaxSegments = Cut::kMergeRow;  // of a task: whose factors fit `merge`
@@ -91,37 +93,43 @@ __device__ void PrepareQueries(const Decode& p, const Task& task, Shared<kDim>& 
   __syncthreads();
 }
 
-// Blocks of one side of a page into a slot, as they lie.
+// The piece of a page that begins at entry `first` into a slot, blocks as they lie. Lanes 0 to 15 have the keys, the others the
+// values: a lane a chunk of eight dense dimensions, or one the codes and one the scales.
 template <int kDim>
-__device__ __forceinline__ void CopySide(const uint8_t* plane, Codec codec, int entries, int first, int blocks, uint32_t to) {
-  const int lane = threadIdx.x % 32;
-  if (codec == Codec::kDense) {  // one block, as [D / 8][16][8]
-    const uint8_t* from = plane + first * 16 + lane % 16 * 16 + lane / 16 * entries * 16;
-#pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) CopyAsync16(to + i * 512 + lane * 16, from + i * 2 * entries * 16);
+__device__ __forceinline__ void IssuePiece(const Decode& p, const PageRef& ref, int first, uint8_t* slot, uint64_t* full) {
+  const int lane = threadIdx.x % 32, unit = lane % 16, all = PieceBlocks(ref), entries = ref.small ? kSmallPageEntries : kPageEntries;
+  const auto key_codec = static_cast<Codec>(ref.key_codec), value_codec = static_cast<Codec>(ref.value_codec);
+  // Bytes of 16 entries, and of a plane.
+  const int key_block = 2 * kDim * BitsOf(key_codec), value_block = 2 * kDim * BitsOf(value_codec);
+  const uint8_t* page = p.arena + int64_t{ref.unit} * kPageAlignment;
+  if (all == 4 && !ref.small) {  // such a page lies in its slot as it lies in the arena
+    if (lane != 0) return;
+    const int bytes = 4 * (key_block + value_block) + 4 * kPageEntries;
+    BarrierExpect(full, bytes);
+    BulkCopy(slot, page, bytes, full);
     return;
   }
-  if (codec == Codec::kF32) return;  // read where it lies
-  const int block_bytes = 2 * kDim * BitsOf(codec), bytes = blocks * block_bytes;
-  const uint8_t* from = plane + first / kBlockEntries * block_bytes;
-#pragma unroll 4
-  for (int i = lane * 16; i < bytes; i += 512) CopyAsync16(to + i, from + i);
-}
-
-template <int kDim>
-__device__ __forceinline__ void IssuePiece(const Decode& p, const PageRef& ref, int first, uint32_t slot) {
-  using Cut = CodedShape<kDim>;
-  const PageView page(ref);
-  const int lane = threadIdx.x % 32, all = PieceBlocks(ref);
-  const int blocks = min(all, (page.count - first + kBlockEntries - 1) / kBlockEntries);
-  if (blocks <= 0) return;
-  CopySide<kDim>(p.arena + page.offset, page.key_codec, page.entries, first, blocks, slot);
-  const uint32_t values = slot + SlotKeyBytes(page.key_codec, all, kDim);
-  CopySide<kDim>(p.arena + page.ValueOffset(kDim), page.value_codec, page.entries, first, blocks, values);
-  const int side = lane / 8, unit = lane % 8;
-  if (side > 1 || unit >= 2 * blocks || !IsCoded(side == 0 ? page.key_codec : page.value_codec)) return;
-  const int64_t scales = side == 0 ? page.KeyScaleOffset(kDim) : page.ValueScaleOffset(kDim);
-  CopyAsync16(slot + Cut::kPiece + lane * 16, p.arena + scales + first * 2 + unit * 16);
+  const int blocks = max(0, min(all, (ref.count - first + kBlockEntries - 1) / kBlockEntries));
+  const auto aligned = [](int bytes) { return (bytes + 127) & -128; };
+  const int values = aligned(entries / kBlockEntries * key_block), scales = values + aligned(entries / kBlockEntries * value_block);
+  const bool is_key = lane < 16;
+  const Codec codec = is_key ? key_codec : value_codec;
+  const int block = is_key ? key_block : value_block;
+  int from = is_key ? 0 : values, to = is_key ? 0 : SlotBytes(key_codec, all, kDim), bytes = 0;
+  if (codec == Codec::kDense) {
+    from += (unit * entries + first) * 16, to += unit * 256;
+    bytes = unit < kDim / kChunkDims ? 256 : 0;
+  } else if (codec != Codec::kF32 && unit == 0) {
+    from += first / kBlockEntries * block, bytes = blocks * block;
+  } else if (codec != Codec::kF32 && unit == 1) {
+    from = scales + (!is_key && IsCoded(key_codec) ? 2 * entries : 0) + 2 * first;
+    to = SlotScales(ref, kDim) + (is_key ? 0 : 2 * kPageEntries), bytes = 2 * kBlockEntries * blocks;
+  }
+  const auto total = [&](Codec c, int bytes_of_block) {
+    return c == Codec::kF32 ? 0 : bytes_of_block + (IsCoded(c) ? 2 * kBlockEntries : 0);
+  };
+  if (lane == 0) BarrierExpect(full, blocks * (total(key_codec, key_block) + total(value_codec, value_block)));
+  if (bytes > 0 && blocks > 0) BulkCopy(slot + to, page + from, bytes, full);
 }
 
 // Sixteen dense keys.
@@ -166,40 +174,39 @@ __device__ __forceinline__ void AddF32(CodedRunning<kDim>& r, const uint8_t* pla
   }
 }
 
-// A piece that lies in a slot: entries [low, high) of it are in sight, counted from its first, which is `first` of the page.
+// Some blocks of a piece that lies in a slot. They begin at block `block` of the piece and entry `first` of the page, from where
+// entries [low, high) are in sight.
 template <int kDim>
-__device__ __forceinline__ void AddPiece(const Decode& p, const PageRef& ref, int first, int low, int high, uint32_t slot,
-                                         const Queries<kDim>& queries, CodedRunning<kDim>& r) {
-  using Cut = CodedShape<kDim>;
-  const int g = threadIdx.x % 32 / 4, blocks = PieceBlocks(ref), pairs = (blocks + 1) / 2;
+__device__ __forceinline__ void AddBlocks(const Decode& p, const PageRef& ref, int block, int first, int low, int high, uint32_t slot,
+                                          const Queries<kDim>& queries, CodedRunning<kDim>& r) {
+  constexpr int kAtOnce = CodedShape<kDim>::kAtOnce;
+  const int g = threadIdx.x % 32 / 4, blocks = PieceBlocks(ref);
   const auto key_codec = static_cast<Codec>(ref.key_codec), value_codec = static_cast<Codec>(ref.value_codec);
-  const uint32_t key_scales = slot + Cut::kPiece, value_scales = key_scales + 2 * kPageEntries;
-  float x[4][4];
+  const uint32_t keys = slot + SlotBytes(key_codec, block, kDim);
+  const uint32_t key_scales = slot + SlotScales(ref, kDim) + 2 * kBlockEntries * block, value_scales = key_scales + 2 * kPageEntries;
+  float x[kAtOnce][4];
   switch (key_codec) {
-    case Codec::kS4: CodedLogits<kDim, Codec::kS4>(slot, key_scales, queries, pairs, x); break;
-    case Codec::kS8: CodedLogits<kDim, Codec::kS8>(slot, key_scales, queries, pairs, x); break;
-    case Codec::kS3: CodedLogits<kDim, Codec::kS3>(slot, key_scales, queries, pairs, x); break;
-    case Codec::kS2: CodedLogits<kDim, Codec::kS2>(slot, key_scales, queries, pairs, x); break;
+    case Codec::kS4: CodedLogits<kDim, Codec::kS4>(keys, key_scales, queries, x); break;
+    case Codec::kS8: CodedLogits<kDim, Codec::kS8>(keys, key_scales, queries, x); break;
+    case Codec::kS3: CodedLogits<kDim, Codec::kS3>(keys, key_scales, queries, x); break;
+    case Codec::kS2: CodedLogits<kDim, Codec::kS2>(keys, key_scales, queries, x); break;
     case Codec::kDense: DenseLogits<kDim, Codec::kDense>(nullptr, 0, 0, slot, queries, p.scale_log2e, x[0]); break;
     default: DenseLogits<kDim, Codec::kF32>(p.arena + PageView(ref).offset, PageView(ref).entries, first, 0, queries, p.scale_log2e, x[0]);
   }
   const bool coded = IsCoded(value_codec);
   coded ? r.MakeTurned() : r.MakePlain();
-  high = min(high, 16 * blocks);  // the other block of a pair may not exist
-  const bool whole = low <= 0 && high >= 32 * pairs;
+  high = min(high, kBlockEntries * (blocks - block));  // what follows the piece is none of it
   const float unit = value_codec == Codec::kS8 ? 1.0f : 0.5f;
-  float scales[4][2];
+  float scales[kAtOnce][2];
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    if (b == 2 && pairs == 1) break;
+  for (int b = 0; b < kAtOnce; ++b) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) scales[b][i] = coded ? LoadSharedHalf(value_scales + (16 * b + g + 8 * i) * 2) * unit : 1.0f;
   }
-  if (ref.log_weights || !whole) {
+  if (ref.log_weights || low > 0 || high < kBlockEntries * kAtOnce) {
     const float* betas = reinterpret_cast<const float*>(p.arena + PageView(ref).LogWeightOffset(kDim)) + first;
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      if (b == 2 && pairs == 1) break;
+    for (int b = 0; b < kAtOnce; ++b) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int e = 16 * b + g + 8 * i;
@@ -211,15 +218,12 @@ __device__ __forceinline__ void AddPiece(const Decode& p, const PageRef& ref, in
       }
     }
   }
-  uint32_t weights[4][2];
-  r.Weigh(x, scales, pairs, weights);
-  const uint32_t values = slot + SlotKeyBytes(key_codec, blocks, kDim);
+  uint32_t weights[kAtOnce][2];
+  r.Weigh(x, scales, weights);
+  const uint32_t values = slot + SlotBytes(key_codec, blocks, kDim) + SlotBytes(value_codec, block, kDim);
   const auto each = [&](auto add) {
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      if (b == 2 && pairs == 1) break;
-      add(values + b * 2 * kDim * BitsOf(value_codec), weights[b]);
-    }
+    for (int b = 0; b < kAtOnce; ++b) add(values + b * 2 * kDim * BitsOf(value_codec), weights[b]);
   };
   switch (value_codec) {
     case Codec::kS4: each([&](uint32_t at, const uint32_t (&b)[2]) { r.Add4(at, b); }); break;
@@ -231,10 +235,22 @@ __device__ __forceinline__ void AddPiece(const Decode& p, const PageRef& ref, in
   }
 }
 
+// The piece that begins at entry `first` of a page, of which [low, high) are in sight, counted from there.
+template <int kDim>
+__device__ __forceinline__ void AddPiece(const Decode& p, const PageRef& ref, int first, int low, int high, uint32_t slot,
+                                         const Queries<kDim>& queries, CodedRunning<kDim>& r) {
+  constexpr int kEntries = CodedShape<kDim>::kAtOnce * kBlockEntries;
+#pragma unroll 1
+  for (int begin = 0; begin < PieceBlocks(ref) * kBlockEntries; begin += kEntries) {
+    if (high <= max(low, begin) || low >= begin + kEntries) continue;
+    AddBlocks<kDim>(p, ref, begin / kBlockEntries, first + begin, low - begin, high - begin, slot, queries, r);
+  }
+}
+
 // Adds the warps' triples up in a fixed order, what coded values gave turned back; the result lies in `merge`.
 template <int kDim>
 __device__ void MergeWarps(Shared<kDim>& s, CodedRunning<kDim>& r) {
-  constexpr int kWarps = Shared<kDim>::kWarps;
+  constexpr int kWarps = Shared<kDim>::kWarps, kPer = kDim / 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -252,21 +268,31 @@ __device__ void MergeWarps(Shared<kDim>& s, CodedRunning<kDim>& r) {
     for (int w = 0; w < kWarps; ++w) top = fmaxf(top, s.merge_max[w][2 * t + j]);
     factor[j] = top == kNone ? 0 : Exp2(s.merge_max[warp][2 * t + j] - top);
   }
-  r.MakePlain();
-  for (int w = 0; w < kWarps; ++w) {
-    if (warp == w) {
+  r.MakeTurned();
+  r.TakeShiftsOff();
+  // In each round a warp adds other tiles of 16 dimensions than the others; its own come first in the first.
+  for (int round = 0; round < kWarps; ++round) {
 #pragma unroll
-      for (int i = 0; i < kDim / 16; ++i) {
+    for (int i = 0; i < kDim / 16; ++i) {
+      if (i % kWarps != (warp + round) % kWarps) continue;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float& at = s.merge[0][2 * t + j % 2][16 * i + g + j / 2 * 8];
-          const float value = r.out[i][j] * factor[j % 2];
-          at = w == 0 ? value : at + value;
-        }
+      for (int j = 0; j < 4; ++j) {
+        float& at = s.merge[0][2 * t + j % 2][16 * i + g + j / 2 * 8];
+        const float value = r.out[i][j] * factor[j % 2];
+        at = round == 0 ? value : at + value;
       }
     }
     __syncthreads();
   }
+  for (int head = warp; head < kHeads; head += kWarps) {
+    float x[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) x[i] = s.merge[0][head][lane * kPer + i];
+    TurnBack(x, kDim);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) s.merge[0][head][lane * kPer + i] = x[i];
+  }
+  __syncthreads();
 }
 
 // Units of a block, at least so many that the triples of a task can be merged.
@@ -317,10 +343,13 @@ struct Ahead {
 
 template <int kDim, class Q, class Out>
 __global__ void __launch_bounds__(CodedShape<kDim>::kWarps * 32, CodedShape<kDim>::kBlocksPerSm) CodedKernel(const Decode p) {
+#if __CUDA_ARCH__ >= 900
   using Cut = CodedShape<kDim>;
   extern __shared__ uint8_t memory[];
   Shared<kDim>& s = *reinterpret_cast<Shared<kDim>*>(memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (lane < Cut::kSlots) BarrierInit(&s.full[warp][lane], 1);
+  BarrierInitFence();
   if (!p.early) GridWait();  // attend_decode.cu says why not always
   ScanTasks(p, s);
   const int total = s.prefix[p.num_tasks];
@@ -340,10 +369,9 @@ __global__ void __launch_bounds__(CodedShape<kDim>::kWarps * 32, CodedShape<kDim
       if (!waited && ahead.page + 1 == s.pages[ahead.walk.at.task]) GridWait(), waited = true;
       const int slot = filled++ % Cut::kSlots;
       if (lane == 0) s.refs[warp][slot] = *reinterpret_cast<const uint64_t*>(&ahead.ref);
-      IssuePiece<kDim>(p, ahead.ref, ahead.first, SharedAddress(s.slots[warp][slot]));
+      IssuePiece<kDim>(p, ahead.ref, ahead.first, s.slots[warp][slot], &s.full[warp][slot]);
       ahead.Next(warp);
     }
-    CopyCommit();
   };
   for (int i = 0; i < Cut::kSlots; ++i) issue();
   if (!waited) GridWait(), waited = true;
@@ -362,19 +390,16 @@ __global__ void __launch_bounds__(CodedShape<kDim>::kWarps * 32, CodedShape<kDim
       int first = 0;
       PageRef ref;
       do {
-        CopyWait<Cut::kSlots - 1>();
-        __syncwarp();
-        const int slot = used++ % Cut::kSlots;
+        const int slot = used % Cut::kSlots;
+        BarrierWait(&s.full[warp][slot], used++ / Cut::kSlots & 1);
         ref = *reinterpret_cast<const PageRef*>(&s.refs[warp][slot]);
         int low = 0, high = ref.count;
         if (page < in_list) low = max(0, visible_begin - page * kPageEntries), high = min(high, visible_end - page * kPageEntries);
         low -= first, high -= first;
-        const int entries = PieceBlocks(ref) * kBlockEntries;
-        if (high > max(low, 0) && low < entries)
-          AddPiece<kDim>(p, ref, first, low, high, SharedAddress(s.slots[warp][slot]), s.queries, r);
+        AddPiece<kDim>(p, ref, first, low, high, SharedAddress(s.slots[warp][slot]), s.queries, r);
         __syncwarp();
         issue();
-        first += entries;
+        first += PieceBlocks(ref) * kBlockEntries;
       } while (first < ref.count);
     }
     if (now.at.next_unit >= end) GridLaunch();  // all pages of the block have been read, or are being
@@ -383,6 +408,7 @@ __global__ void __launch_bounds__(CodedShape<kDim>::kWarps * 32, CodedShape<kDim
     EndSegment<Shared<kDim>, Out>(p, s, now.at, per_block);
     now.Open(now.at.next_unit);
   }
+#endif
 }
 
 template <int kDim, class Q, class Out>
@@ -405,6 +431,8 @@ void DispatchTypes(const Decode& p, DType q, DType out, const CudaContext& conte
 }
 
 }  // namespace
+
+bool AttendCodedIsBuilt(int arch) { return arch >= 90; }
 
 void AttendCoded(const AttendArgs& args, int64_t first, int64_t num, CudaContext context) {
   EachLaunch(MakeDecode(args, num, context), first, num, [&](const Decode& p) {

@@ -24,6 +24,7 @@ struct CodedShape {
   static constexpr int kSlots = 2;                                   // pieces on their way or at work, of a warp
   static constexpr int kPiece = kBlockEntries * kDim * 4;            // bytes of 16 dense entries
   static constexpr int kSlotBytes = kPiece + 4 * kPageEntries;       // and scales: of the keys, then of the values
+  static constexpr int kAtOnce = 2;                                  // blocks of 16 entries, so that one hides the other's latency
   static constexpr int kSteps = kDim / 16, kIntSteps = kDim / 32;
   static constexpr int kMergeRow = kDim == 128 ? 132 : 264;
 };
@@ -34,9 +35,15 @@ __device__ __forceinline__ int PieceBlocks(const PageRef& ref) {
   return bits <= 8 ? 4 : bits <= 16 ? 2 : 1;
 }
 
-// Bytes that the keys of so many blocks take of a slot; f32 ones, which only exact mode knows, are read where they lie.
-__device__ __forceinline__ int SlotKeyBytes(Codec codec, int blocks, int dim) {
+// Bytes that one side of so many blocks takes of a slot; f32 ones, which only exact mode knows, are read where they lie.
+__device__ __forceinline__ int SlotBytes(Codec codec, int blocks, int dim) {
   return codec == Codec::kF32 ? 0 : blocks * 2 * dim * BitsOf(codec);
+}
+
+// Where a slot's scales lie: of the keys, then of the values.
+__device__ __forceinline__ int SlotScales(const PageRef& ref, int dim) {
+  return SlotBytes(static_cast<Codec>(ref.key_codec), PieceBlocks(ref), dim) +
+         SlotBytes(static_cast<Codec>(ref.value_codec), PieceBlocks(ref), dim);
 }
 
 __device__ __forceinline__ uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
@@ -152,11 +159,10 @@ struct Queries {
   float mean[kHeads];                             // query times mean key, in log2
 };
 
-// Logits of blocks of coded keys, two at a time so that one's latency hides behind the other, in log2: x[b][2 r + j] is entry
-// 16 b + g + 8 r against head 2t + j.
+// Logits of blocks of coded keys, in log2: x[b][2 r + j] is entry 16 b + g + 8 r against head 2t + j.
 template <int kDim, Codec kCodec>
-__device__ __forceinline__ void CodedLogits(uint32_t keys, uint32_t scales, const Queries<kDim>& queries, int pairs,
-                                            float (&x)[4][4]) {
+__device__ __forceinline__ void CodedLogits(uint32_t keys, uint32_t scales, const Queries<kDim>& queries,
+                                            float (&x)[CodedShape<kDim>::kAtOnce][4]) {
   constexpr int kSteps = CodedShape<kDim>::kIntSteps, kBlockBytes = 2 * kDim * CodecBits(kCodec);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint4 query[kSteps];
@@ -166,8 +172,7 @@ __device__ __forceinline__ void CodedLogits(uint32_t keys, uint32_t scales, cons
   const float2 unit = of_heads(queries.unit), shift = of_heads(queries.shift), mean = of_heads(queries.mean);
   constexpr float kUnit = kCodec == Codec::kS8 || kCodec == Codec::kS4 ? 1.0f : 0.5f;
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    if (b == 2 && pairs == 1) break;
+  for (int b = 0; b < CodedShape<kDim>::kAtOnce; ++b) {
     int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
     KeyBlock<kDim, kCodec> block;
     block.Load(keys + b * kBlockBytes, lane);
@@ -249,16 +254,20 @@ struct CodedRunning {
       for (int j = 0; j < 4; ++j) out[i][j] *= IsNegative(16 * i + 8 * (j / 2) + g) ? -scale : scale;
     }
   }
-  __device__ __forceinline__ void MakePlain() {
-    if (plain) return;
+  // Turned sums at their own size.
+  __device__ __forceinline__ void TakeShiftsOff() {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) out[i][j] -= shifts[j];
+      for (int j = 0; j < 4; ++j) out[i][j] = (out[i][j] - shifts[j]) * 0x1p24f;
     }
-    Mix();
-    Scale(spherical::TurnScale(kDim) * 0x1p24f);
     shifts[0] = shifts[1] = shifts[2] = shifts[3] = 0;
+  }
+  __device__ __forceinline__ void MakePlain() {
+    if (plain) return;
+    TakeShiftsOff();
+    Mix();
+    Scale(spherical::TurnScale(kDim));
     plain = true;
   }
   __device__ __forceinline__ void MakeTurned() {
@@ -283,11 +292,11 @@ struct CodedRunning {
   }
 
   // Logits become weights times the values' scales, as operands b of the product with the values. x is lost.
-  __device__ __forceinline__ void Weigh(float (&x)[4][4], const float (&scales)[4][2], int pairs, uint32_t (&weights)[4][2]) {
+  static constexpr int kAtOnce = CodedShape<kDim>::kAtOnce;
+  __device__ __forceinline__ void Weigh(float (&x)[kAtOnce][4], const float (&scales)[kAtOnce][2], uint32_t (&weights)[kAtOnce][2]) {
     float top[2] = {kNone, kNone}, largest = 0x1p-24f;
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      if (b == 2 && pairs == 1) break;
+    for (int b = 0; b < kAtOnce; ++b) {
       largest = fmaxf(largest, fmaxf(scales[b][0], scales[b][1]));
       top[0] = fmaxf(top[0], fmaxf(x[b][0], x[b][2])), top[1] = fmaxf(top[1], fmaxf(x[b][1], x[b][3]));
     }
@@ -297,8 +306,7 @@ struct CodedRunning {
       for (int j = 0; j < 2; ++j) Rebase(j, top[j] + size);
     }
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      if (b == 2 && pairs == 1) break;
+    for (int b = 0; b < kAtOnce; ++b) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[b][i] = Exp2(x[b][i] - base[i % 2]);
       sum[0] += x[b][0] + x[b][2], sum[1] += x[b][1] + x[b][3];

@@ -95,7 +95,8 @@ void AttendCuda(const AttendArgs& args, CudaContext context);
 
 // Parts of the above. Rows [first, first + num) of the call.
 void AttendDecode(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);  // D 64 or 128, dense pages
-void AttendCoded(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);   // D 64 or 128, any pages
+void AttendCoded(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);  // D 64 or 128, any pages
+bool AttendCodedIsBuilt(int arch);
 void AttendPrompt(const AttendArgs& args, int64_t num, CudaContext context);  // sm_90a, D 64 or 128, dense pages
 void AttendPlain(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);  // anything, f32 arithmetic
 void AttendProbabilities(const AttendArgs& args, int64_t first, int64_t num, CudaContext context);

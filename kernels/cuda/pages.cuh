@@ -15,8 +15,8 @@ __host__ __device__ __forceinline__ int ElementIndex(int e, int d, int entries) 
 }
 
 // Of one coordinate: CodecBits without a table in memory.
-__host__ __device__ __forceinline__ int BitsOf(Codec codec) {
-  return static_cast<int>(0x020304082010ull >> 8 * static_cast<int>(codec) & 0xff);
+__device__ __forceinline__ int BitsOf(Codec codec) {
+  return static_cast<int>(__byte_perm(0x04082010, 0x00000203, static_cast<uint32_t>(codec)) & 0xff);
 }
 
 // A PageRef by its bits; page_layout.h says what they are.

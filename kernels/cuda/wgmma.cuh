@@ -2,7 +2,7 @@
 // 8 x 16 bytes, as pages store them.
 #pragma once
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/bulk_copy.cuh"
 
 namespace loupe::cuda {
 
@@ -71,36 +71,6 @@ __device__ __forceinline__ void WgmmaV128(float (&d)[64], const uint32_t (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-// ---- barriers in shared memory
-
-__device__ __forceinline__ void BarrierInit(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void BarrierInitFence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void BarrierExpect(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void BarrierArrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
-__device__ __forceinline__ void BarrierWait(uint64_t* barrier, int phase) {
-  asm volatile(
-      "{\n.reg .pred p;\nWAIT:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-      "@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(SharedAddress(barrier)),
-      "r"(phase)
-      : "memory");
-}
-// Copies `bytes` (a multiple of 16) and counts them at the barrier.
-__device__ __forceinline__ void BulkCopy(void* to, const void* from, int bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   SharedAddress(to)),
-               "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
-               : "memory");
-}
 __device__ __forceinline__ void SharedWritesToAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int kRegisters>
 __device__ __forceinline__ void TakeRegisters() {
