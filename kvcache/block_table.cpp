@@ -16,6 +16,11 @@ int PositionPlane::LowerBound(int32_t position) const {
   return static_cast<int>(chosen_.size()) + into_run;
 }
 
+int PositionPlane::VisibleTo(int32_t position) const {
+  if (ascending_) return LowerBound(position + 1);
+  return static_cast<int>(chosen_.size()) + std::clamp(position + 1 - run_begin_, 0, run_count_);
+}
+
 void PositionPlane::Append(int32_t first, int count) {
   if (run_count_ == 0) run_begin_ = first;
   LOUPE_CHECK_EQ(run_begin_ + run_count_, first) << "position of an appended entry";
@@ -50,6 +55,42 @@ void PositionPlane::DropFront(int count) {
   chosen_.erase(chosen_.begin(), chosen_.begin() + from_chosen);
   run_begin_ += count - from_chosen;
   run_count_ -= count - from_chosen;
+}
+
+EntryPlace KvList::Locate(int entry) const {
+  if (regular()) return {entry / kPageEntries, entry % kPageEntries};
+  return EntryWalk(pages).At(entry);
+}
+
+std::vector<ListRun> KvList::Runs() const {
+  std::vector<ListRun> runs;
+  int entry = 0;
+  for (int page = 0; page < static_cast<int>(pages.size()); ++page) {
+    const PageRef& ref = pages[static_cast<size_t>(page)];
+    if (runs.empty() || runs.back().format != ref.page_class().format) runs.push_back({ref.page_class().format, page, page, entry, entry});
+    runs.back().end_page = page + 1;
+    runs.back().end_entry = entry += ref.count;
+  }
+  return runs;
+}
+
+std::vector<float> SpreadOverPages(std::span<const float> by_entry, std::span<const PageRef> pages) {
+  std::vector<float> by_number(pages.size() * kPageEntries, 0.f);
+  size_t entry = 0;
+  for (size_t page = 0; page < pages.size() && entry < by_entry.size(); ++page) {
+    const size_t count = std::min(size_t{pages[page].count}, by_entry.size() - entry);
+    std::copy_n(by_entry.data() + entry, count, by_number.data() + page * kPageEntries);
+    entry += count;
+  }
+  return by_number;
+}
+
+void GatherFromPages(const float* by_number, std::span<const PageRef> pages, int width, std::vector<float>* by_entry) {
+  by_entry->clear();
+  for (size_t page = 0; page < pages.size(); ++page) {
+    const float* first = by_number + page * kPageEntries * static_cast<size_t>(width);
+    by_entry->insert(by_entry->end(), first, first + size_t{pages[page].count} * static_cast<size_t>(width));
+  }
 }
 
 }  // namespace loupe

@@ -2,8 +2,15 @@
 // data: kernels see only the flattened PageRefs that a step is built from (kv_batch.h). Owned by the cache, used by the
 // step thread.
 //
-// Invariant, CHECKed by Audit: all pages of a list but the last hold 64 entries, so entry e lies in page e / 64, slot
-// e % 64. The last page may be small (16 entries). Positions ascend until a policy overwrites a slot.
+// A list is runs of pages, each run of one format, no format twice; new entries join the last run, or begin one, in the
+// format in which the sequence's entries land. Invariant, CHECKed by Audit: a run's pages are full but for its last one.
+// Large pages come first; a run's tail is one large page or a few small ones of 16 entries, whatever is fewer bytes.
+//
+// Entries have two numbers. Policies, positions and sums count entries: e in [0, entries). Kernels count 64 a page
+// (ops.h): entry e at (page, slot) is number page * 64 + slot. The two agree while all pages but the last hold 64, which
+// is always so in a list without coded pages.
+//
+// Positions ascend within a run until a policy overwrites a slot.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +34,9 @@ class PositionPlane {
   }
   // First entry at `position` or after it; size() if there is none.
   int LowerBound(int32_t position) const;
+  // How many entries a row at `position` sees, which are the first ones: those behind lie later in the sequence. Where
+  // entries are out of order, only the last ones are looked at.
+  int VisibleTo(int32_t position) const;
   // `count` new entries at positions `first`, `first` + 1, ...; `first` is the sequence's length.
   void Append(int32_t first, int count);
   // Replaces everything by positions below `length`, the sequence's length.
@@ -50,12 +60,53 @@ class PositionPlane {
   bool ascending_ = true;
 };
 
+struct EntryPlace {
+  int page = 0;
+  int slot = 0;
+
+  int number() const { return page * kPageEntries + slot; }
+};
+
+// Pages of a list that follow each other and have one format.
+struct ListRun {
+  PageFormat format;
+  int first_page = 0, end_page = 0;
+  int first_entry = 0, end_entry = 0;
+};
+
 struct KvList {
   std::vector<PageRef> pages;
   PositionPlane positions;
+  int before_tail = 0;  // entries in all pages but the last
 
   int entries() const { return positions.size(); }
+  // All pages but the last hold 64 entries: entries and numbers are the same.
+  bool regular() const { return pages.empty() || before_tail == (static_cast<int>(pages.size()) - 1) * kPageEntries; }
+  EntryPlace Locate(int entry) const;
+  std::vector<ListRun> Runs() const;
+  // The number behind those of the first `count` entries.
+  int NumberBehind(int count) const { return count == 0 ? 0 : regular() ? count : Locate(count - 1).number() + 1; }
 };
+
+// Places of entries that are asked for in ascending order, or nearly so, at a constant cost each.
+class EntryWalk {
+ public:
+  explicit EntryWalk(std::span<const PageRef> pages) : pages_(pages) {}
+  EntryPlace At(int entry) {
+    if (entry < first_) page_ = first_ = 0;
+    while (entry - first_ >= pages_[static_cast<size_t>(page_)].count) first_ += pages_[static_cast<size_t>(page_++)].count;
+    return {page_, entry - first_};
+  }
+
+ private:
+  std::span<const PageRef> pages_;
+  int page_ = 0;
+  int first_ = 0;  // entry of it
+};
+
+// Values by entry to values by number (64 a page, 0 where there is no entry) and back, `width` values an entry.
+std::vector<float> SpreadOverPages(std::span<const float> by_entry, std::span<const PageRef> pages);
+void GatherFromPages(const float* by_number, std::span<const PageRef> pages, int width, std::vector<float>* by_entry);
 
 // The last query rows, for policies that ask: a ring per layer, filled in Attend over prefill chunks and, if the window
 // goes on, by generated tokens.
@@ -68,6 +119,8 @@ struct Sequence {
   int32_t id = -1;
   const Policy* policy = nullptr;
   int num_tokens = 0;
+  PageFormat landing;         // in which new entries are stored now, but for layers with a window: those are dense
+  bool coded = false;         // has held coded pages
   std::vector<KvList> lists;  // [layers, G]
   Signals signals;      // what the policy asks for; nothing if it keeps everything
   int num_prompt = 0;   // prompt rows committed so far

@@ -38,7 +38,8 @@ bool KvCache::Impl::ReserveAdvanced(std::span<const KvStepItem> items, KvBatch::
   return true;
 }
 
-// The row of a list goes into a fresh page: the next one, or a large one in place of a full small one.
+// The row of a list goes into a fresh page: the next one, or a large one in place of a full small one. False where that
+// changes the numbers of entries: behind a run's tail, or with several small pages.
 bool KvCache::Impl::TakeTail(KvBatch::State* state, int list_of_step) {
   const int groups = shape.num_kv_heads, lists_of_layer = static_cast<int>(state->items.size()) * groups;
   const int item = list_of_step % lists_of_layer / groups;
@@ -46,32 +47,37 @@ bool KvCache::Impl::TakeTail(KvBatch::State* state, int list_of_step) {
   Sequence& sequence = *state->items[static_cast<size_t>(item)].sequence;
   Settle(sequence);
   const KvList& list = sequence.lists[static_cast<size_t>(list_index)];
-  const int open = list.entries() % kPageEntries, old_pages = static_cast<int>(list.pages.size());
-  const bool replaces = open > 0;
+  PageClass c = LandingClass(sequence, list_index / groups);
+  const int old_pages = static_cast<int>(list.pages.size());
+  const PageRef& last = list.pages.back();
+  const bool replaces = last.small;
+  if (last.page_class().format != c.format) return false;
+  if (replaces && old_pages > 1 && list.pages[static_cast<size_t>(old_pages - 2)].count < kPageEntries &&
+      list.pages[static_cast<size_t>(old_pages - 2)].page_class().format == c.format) {
+    return false;
+  }
+  const int open = replaces ? last.count : 0;
   uint8_t& left_in_table = state->left_in_table[static_cast<size_t>(list_of_step)];
   if (!replaces && left_in_table-- == 0) return false;
-  PageClass c = replaces ? list.pages.back().page_class() : landing_class;
+  c.log_weights = replaces && last.log_weights;
   c.small = !replaces;
   c.small = c.small && pool.CanTake(c);
   const PageRef page = MakePageRef(state->reservation->Take(c).value_or(0), open + 1, c);
-  for (int slot = 0; slot < open; ++slot) {
-    EntryCopy copy{list.pages.back(), page};
-    copy.from.count = copy.to.count = static_cast<uint16_t>(slot);
-    state->copies.push_back(copy);
-  }
+  if (replaces) CopyTail(state, std::span(&last, 1), page);
   const int new_begin = static_cast<int>(state->new_pages.size());
   state->new_pages.push_back(page);
-  state->deltas.push_back({item, list_index, replaces ? old_pages - 1 : old_pages, new_begin, 1, open, replaces});
+  const int before_tail = list.entries() - open;
+  state->deltas.push_back({item, list_index, replaces ? old_pages - 1 : old_pages, new_begin, 1, replaces ? 1 : 0, open, 0, before_tail});
   state->tail_buffer.host<TailPage>()[state->num_tails++] = {list_of_step, page};
   state->left_in_tail[static_cast<size_t>(list_of_step)] = static_cast<uint8_t>(c.entries() - open);
   return true;
 }
 
-// After a step that was built afresh: `tail` is the list's last page, `entries` counts the step's row.
-void KvCache::Impl::LeaveRoom(KvBatch::State* state, int item, int list_index, const PageRef& tail, int entries) {
+// After a step that was built afresh: `tail` is the list's last page, the step's row is in it.
+void KvCache::Impl::LeaveRoom(KvBatch::State* state, int item, int list_index, const PageRef& tail) {
   const int groups = shape.num_kv_heads, lists_of_layer = static_cast<int>(state->items.size()) * groups;
   const size_t at = static_cast<size_t>(list_index / groups * lists_of_layer + item * groups + list_index % groups);
-  state->left_in_tail[at] = static_cast<uint8_t>(tail.page_class().entries() - (entries - 1) % kPageEntries - 1);
+  state->left_in_tail[at] = static_cast<uint8_t>(tail.page_class().entries() - tail.count);
   state->left_in_table[at] = kTableRoom;
 }
 
@@ -83,7 +89,7 @@ void KvCache::Impl::Settle(Sequence& sequence) {
     if (i + kAhead < sequence.lists.size()) __builtin_prefetch(&sequence.lists[i + kAhead].pages.back(), 1);
     KvList& list = sequence.lists[i];
     list.positions.Append(sequence.num_tokens - rows, rows);
-    list.pages.back().count = static_cast<uint16_t>(list.entries() - (static_cast<int>(list.pages.size()) - 1) * kPageEntries);
+    list.pages.back().count = static_cast<uint16_t>(list.entries() - list.before_tail);
   }
 }
 

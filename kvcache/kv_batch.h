@@ -42,8 +42,10 @@ struct ListDelta {
   int first_new = 0;   // index in the list's table of the first new page
   int new_begin = 0;   // into State::new_pages
   int new_count = 0;
-  int num_copied = 0;  // entries taken over from the replaced open page
-  bool replaces = false;
+  int num_replaced = 0;  // pages at the table's end that the first new one takes over
+  int num_copied = 0;    // entries in them
+  int num_filled = 0;    // rows that go into the last page that stays
+  int before_tail = 0;   // KvList::before_tail after the step
 };
 
 struct KvBatch::State {
@@ -62,6 +64,7 @@ struct KvBatch::State {
   bool wants_probability = false;
   bool wants_rows = false;  // query rows, columns or output norms are read in Attend
   bool wants_entries = false;
+  bool coded = false;  // a sequence of the step may hold coded pages
   bool in_flight = false;
   bool begun = false;
 

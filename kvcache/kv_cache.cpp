@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/check.h"
+#include "kernels/spherical.h"
 #include "kvcache/kv_cache_impl.h"
 
 namespace loupe {
@@ -80,7 +81,10 @@ KvCache::Impl::Impl(const KvConfig& kv_config, const KvShape& kv_shape, Backend&
   if (shape.scale == 0) shape.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
-absl::Status KvCache::Impl::LoadSinks() {
+absl::Status KvCache::Impl::LoadConstants() {
+  auto counter = backend.Allocate(sizeof faults_on_host);
+  if (!counter.ok()) return counter.status();
+  faults = *std::move(counter);
   if (shape.sinks.empty()) return absl::OkStatus();
   auto buffer = backend.Allocate(int64_t{shape.num_layers} * shape.num_heads * 4);
   if (!buffer.ok()) return buffer.status();
@@ -89,6 +93,17 @@ absl::Status KvCache::Impl::LoadSinks() {
   for (const std::vector<float>& layer : shape.sinks) values.insert(values.end(), layer.begin(), layer.end());
   const std::unique_ptr<Stream> stream = backend.NewStream();
   backend.Copy(sinks->data(), values.data(), static_cast<int64_t>(values.size() * sizeof(float)), *stream);
+  return stream->Synchronize();
+}
+
+absl::Status KvCache::Impl::SetMeanKeys(std::span<const float> values) {
+  LOUPE_CHECK_EQ(static_cast<int64_t>(values.size()), int64_t{num_lists()} * shape.head_dim) << "mean keys of another shape";
+  LOUPE_CHECK(sequences.empty()) << "mean keys come before the first sequence";
+  auto buffer = backend.Allocate(static_cast<int64_t>(values.size_bytes()));
+  if (!buffer.ok()) return buffer.status();
+  mean_keys = *std::move(buffer);
+  const std::unique_ptr<Stream> stream = backend.NewStream();
+  backend.Copy(mean_keys->data(), values.data(), static_cast<int64_t>(values.size_bytes()), *stream);
   return stream->Synchronize();
 }
 
@@ -113,6 +128,7 @@ absl::StatusOr<SeqId> KvCache::Impl::Open(const Policy& policy) {
   sequence->id = next_id++;
   sequence->policy = &policy;
   sequence->lists.resize(static_cast<size_t>(num_lists()));
+  Land(sequence.get(), /*prompt=*/true);
   if (!policy.keeps_everything()) sequence->signals = policy.signals();
   if (sequence->signals.columns.stride > 0) sequence->columns.resize(static_cast<size_t>(num_lists() * heads_per_group()));
   if (sequence->signals.output_norms) sequence->output_norms.resize(static_cast<size_t>(shape.num_layers));
@@ -146,6 +162,13 @@ absl::StatusOr<SeqId> KvCache::Impl::Fork(SeqId parent) {
   return id;
 }
 
+void KvCache::Impl::Land(Sequence* sequence, bool prompt) const {
+  sequence->landing = sequence->policy->landing_format(prompt).value_or(landing_class.format);
+  const bool coded = IsCoded(sequence->landing.key) || IsCoded(sequence->landing.value);
+  LOUPE_CHECK(!coded || shape.head_dim % spherical::kDimStep == 0) << "a head of " << shape.head_dim << " dimensions is not coded";
+  sequence->coded |= coded;
+}
+
 void KvCache::Impl::ReleasePage(Sequence& sequence, const PageRef& ref) {
   sequence.device_bytes -= pool.PageBytes(ref.page_class());
   if (pool.Release(ref.unit)) resident_entries -= ref.count;
@@ -172,7 +195,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const KvConfig& config,
   if (!arena.ok()) return arena.status();
   std::unique_ptr<KvCache> cache(new KvCache);
   cache->impl_ = std::make_unique<Impl>(config, shape, backend, *std::move(arena));
-  if (const absl::Status status = cache->impl_->LoadSinks(); !status.ok()) return status;
+  if (const absl::Status status = cache->impl_->LoadConstants(); !status.ok()) return status;
   return cache;
 }
 
@@ -229,6 +252,11 @@ PolicyContext KvCache::policy_context(int num_prompt) const {
   context.num_layers = impl_->shape.num_layers;
   context.num_kv_heads = impl_->shape.num_kv_heads;
   context.heads_per_group = impl_->heads_per_group();
+  context.head_dim = impl_->shape.head_dim;
+  context.model = impl_->shape.model;
+  context.windows = impl_->shape.windows;
+  context.max_step_rows = impl_->config.max_step_rows;
+  context.dense = context.landing = context.format = impl_->landing_class.format;
   context.entry_bytes = impl_->dense_entry_bytes();
   PageClass page = impl_->landing_class;
   context.page_bytes = impl_->pool.PageBytes(page);
@@ -253,6 +281,9 @@ std::vector<int32_t> KvCache::ListPositions(SeqId seq, int layer, int kv_head) c
 std::vector<PageRef> KvCache::ListPages(SeqId seq, int layer, int kv_head) const {
   return impl_->Get(seq).lists.at(static_cast<size_t>(layer * impl_->shape.num_kv_heads + kv_head)).pages;
 }
+std::vector<SeqId> KvCache::TakeFaults(Stream& stream) { return impl_->TakeFaults(stream); }
+absl::Status KvCache::SetMeanKeys(std::span<const float> mean_keys) { return impl_->SetMeanKeys(mean_keys); }
+int64_t KvCache::landing_entry_bytes(SeqId seq) const { return EntryBytes(impl_->Find(seq).landing, impl_->shape.head_dim); }
 KvSequenceReport KvCache::Report(SeqId seq) const { return impl_->Report(impl_->Get(seq)); }
 KvStats KvCache::Stats() const { return impl_->Stats(); }
 const KvShape& KvCache::shape() const { return impl_->shape; }

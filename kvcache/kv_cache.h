@@ -75,6 +75,14 @@ struct KvStats {
   int64_t entries_dropped = 0;     // by policies, since start
   int64_t entries_expired = 0;     // whole pages that no later row of a sliding window sees, since start
   int64_t steps_advanced = 0;      // decode steps whose arrays were the last one's, moved on, since start
+  int64_t encode_faults = 0;       // keys and values that were not finite when they were to be coded, since start
+};
+
+// What a sequence holds in one format.
+struct KvFormatUse {
+  PageFormat format;
+  int64_t entries = 0;               // sum over lists
+  int64_t read_bytes_per_token = 0;  // that attention reads for the next token
 };
 
 // What one sequence holds now, for usage.kv.
@@ -87,6 +95,8 @@ struct KvSequenceReport {
   int64_t entries_kept = 0;      // sums over lists
   int64_t entries_dropped = 0;
   int64_t entries_merged = 0;
+  std::vector<KvFormatUse> formats;  // that are in use
+  double key_bits = 0, value_bits = 0;  // of a coordinate, scales included: means over entries
   int64_t read_bytes_per_token = 0;  // KV bytes that attention reads for the next token
   int64_t table_bytes = 0;           // page references as kernels see them, beside device_bytes
   int prompt_tokens = 0;             // at the end of prefill, when the policy had acted; 0 before
@@ -99,6 +109,9 @@ class KvCache {
   // RESOURCE_EXHAUSTED if the arena cannot be had, INVALID_ARGUMENT if it is smaller than one slab, with the numbers.
   static absl::StatusOr<std::unique_ptr<KvCache>> Create(const KvConfig& config, const KvShape& shape, Backend& backend);
   ~KvCache();
+
+  // What is subtracted from keys that are coded, [L, G, D]; zero without it. Before the first sequence is opened.
+  absl::Status SetMeanKeys(std::span<const float> mean_keys);
 
   // `policy` outlives the sequence. RESOURCE_EXHAUSTED when max_sequences are open.
   absl::StatusOr<SeqId> Open(const Policy& policy = FullPolicy());
@@ -130,6 +143,9 @@ class KvCache {
   // they are and is asked again at the next commit.
   void Commit(KvBatch& batch, Stream& stream);
   void Abandon(KvBatch& batch);
+  // Sequences that hold a key or value which was not finite when it was to be coded, if the last commit has met one; they
+  // are to be closed. Once the stream has been synchronised after the commit.
+  std::vector<SeqId> TakeFaults(Stream& stream);
 
   // One transaction over any lists of a sequence: reserve new pages, copy, swap, release the old. All or nothing.
   // The pages of a list that nobody shares are compacted in place, which needs no room.
@@ -151,6 +167,8 @@ class KvCache {
   // How dense entries are coded here, and the bytes of one (key and value).
   PageFormat dense_format() const;
   int64_t dense_entry_bytes() const;
+  // Bytes that one more entry of the sequence takes in a list, without slack.
+  int64_t landing_entry_bytes(SeqId seq) const;
 
   // Positions held by a list, in list order (tests, policies, reports).
   std::vector<int32_t> ListPositions(SeqId seq, int layer, int kv_head) const;

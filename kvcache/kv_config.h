@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/page_layout.h"
@@ -14,6 +15,7 @@ struct KvShape {
   int num_heads = 0;     // H query heads
   int num_kv_heads = 0;  // G
   int head_dim = 0;      // D
+  std::string model;     // its name, for messages
   float scale = 0;       // of q . k; 0 means 1 / sqrt(D)
   // Per layer: how many of the last positions a row sees, itself included; 0 means all. Empty: 0 for every layer.
   std::vector<int> windows;

@@ -16,13 +16,18 @@ void KvCache::Impl::RunPolicy(const KvBatch::State& state, int item_index, Strea
   const int interval = policy.decode_interval();
   const int generated = sequence.num_tokens - sequence.num_prompt;
   const bool after_decode = interval > 0 && item.num_decode > 0 && generated / interval > (generated - item.num_decode) / interval;
-  if (!after_prefill && !after_decode) return;
+  const bool after_chunk = item.num_prompt > 0 && policy.acts_in_prefill();
+  if (!after_prefill && !after_decode && !after_chunk) return;
   Settle(sequence);
   if (after_prefill) {
     (void)EndPrefill(sequence, stream);  // without room it is due again after the next step
     return;
   }
-  const SequenceView view = BuildViews(sequence, false, stream);
+  if (!after_decode) {
+    AfterChunk(sequence, stream);
+    return;
+  }
+  const SequenceView view = BuildViews(sequence, sequence.signals, false, stream);
   for (size_t i = 0; item.num_decode == 1 && i < views.size(); ++i) ViewMasses(state, item_index, i, &views[i]);
   actions.clear();
   policy.AfterDecode(view, &actions);
@@ -30,14 +35,27 @@ void KvCache::Impl::RunPolicy(const KvBatch::State& state, int item_index, Strea
   LOUPE_CHECK(status.ok() || absl::IsResourceExhausted(status)) << "policy " << policy.name() << ": " << status.ToString();
 }
 
+// Without room the chunk stays as it is; the next one is looked at together with it.
+void KvCache::Impl::AfterChunk(Sequence& sequence, Stream& stream) {
+  actions.clear();
+  sequence.policy->AfterChunk(BuildViews(sequence, {}, false, stream), &actions);
+  const absl::Status status = Repack(sequence, actions, stream);
+  LOUPE_CHECK(status.ok() || absl::IsResourceExhausted(status)) << "policy " << sequence.policy->name() << ": " << status.ToString();
+}
+
 absl::Status KvCache::Impl::EndPrefill(Sequence& sequence, Stream& stream) {
   const Policy& policy = *sequence.policy;
+  const PageFormat landed = sequence.landing;
+  Land(&sequence, /*prompt=*/false);
   if (!policy.keeps_everything()) {
-    const SequenceView view = BuildViews(sequence, true, stream);
+    const SequenceView view = BuildViews(sequence, sequence.signals, true, stream);
     actions.clear();
     policy.AfterPrefill(view, &actions);
     const absl::Status status = Repack(sequence, actions, stream);
-    if (absl::IsResourceExhausted(status)) return status;
+    if (absl::IsResourceExhausted(status)) {
+      sequence.landing = landed;
+      return status;
+    }
     LOUPE_CHECK(status.ok()) << "policy " << policy.name() << ": " << status.ToString();
   }
   sequence.prefill_pending = false;
@@ -54,6 +72,7 @@ absl::StatusOr<SeqId> KvCache::Impl::Fork(SeqId parent, const Policy& policy, St
   if (!id.ok()) return id;
   Sequence& sequence = Get(*id);
   sequence.policy = &policy;
+  Land(&sequence, /*prompt=*/true);
   NarrowSignals(&sequence, policy.keeps_everything() ? Signals{} : policy.signals());
   sequence.prefill_pending = true;
   if (const absl::Status status = EndPrefill(sequence, stream); !status.ok()) {
@@ -63,13 +82,13 @@ absl::StatusOr<SeqId> KvCache::Impl::Fork(SeqId parent, const Policy& policy, St
   return id;
 }
 
-SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, bool after_prefill, Stream& stream) {
-  const Signals& signals = sequence.signals;
+SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, const Signals& signals, bool after_prefill, Stream& stream) {
   const size_t heads = static_cast<size_t>(heads_per_group());
   SequenceView view;
   view.num_tokens = sequence.num_tokens;
   view.num_prompt = sequence.num_prompt;
   view.num_kv_heads = shape.num_kv_heads;
+  view.landing = sequence.landing;
   view.surprisal = sequence.surprisal;
   view.keys = sequence.keys;
   view.values = sequence.values;
@@ -90,6 +109,7 @@ SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, bool after_pref
     view.output_norms = flat_norms;
   }
   flattened.resize(static_cast<size_t>(num_lists()));
+  format_runs.resize(static_cast<size_t>(num_lists()));
   views.assign(static_cast<size_t>(num_lists()), ListView{});
   while (static_cast<int>(counting.size()) < sequence.num_tokens) counting.push_back(static_cast<int32_t>(counting.size()));
   const bool shows_queries = !signals.window_mass && !signals.last_row_mass;
@@ -102,11 +122,12 @@ SequenceView KvCache::Impl::BuildViews(const Sequence& sequence, bool after_pref
     list.layer = static_cast<int>(i) / shape.num_kv_heads;
     list.kv_head = static_cast<int>(i) % shape.num_kv_heads;
     ViewPositions(sequence.lists[i], i, &list);
+    ViewRuns(sequence.lists[i], i, &list);
     if (shows_queries) ViewQueries(sequence, i, window_rows, &list);
     for (size_t r = 0; r < heads; ++r) {
       if (signals.window_mass && sees_window) list.window_mass.push_back({window_mass[i * heads + r].data(), entries});
       if (signals.last_row_mass && sees_window) list.last_row_mass.push_back({last_row_mass[i * heads + r].data(), entries});
-      if (!sequence.columns.empty()) list.column_sums.push_back(sequence.columns[i * heads + r]);
+      if (signals.columns.stride > 0) list.column_sums.push_back(sequence.columns[i * heads + r]);
     }
     if (signals.key_norms || signals.key_alignment) list.key_norms = key_norms[i];
     if (signals.key_alignment) list.key_alignment = key_alignment[i];
@@ -124,6 +145,13 @@ void KvCache::Impl::ViewPositions(const KvList& list, size_t index, ListView* vi
   flattened[index].assign(positions.chosen().begin(), positions.chosen().end());
   flattened[index].insert(flattened[index].end(), run.begin(), run.end());
   view->positions = flattened[index];
+}
+
+void KvCache::Impl::ViewRuns(const KvList& list, size_t index, ListView* view) {
+  std::vector<FormatRun>& runs = format_runs[index];
+  runs.clear();
+  for (const ListRun& run : list.Runs()) runs.push_back({run.format, run.first_entry, run.end_entry});
+  view->runs = runs;
 }
 
 void KvCache::Impl::ViewQueries(const Sequence& sequence, size_t index, int rows, ListView* view) {
@@ -149,11 +177,22 @@ void KvCache::Impl::ViewMasses(const KvBatch::State& state, int item_index, size
   const int32_t* list_begin = state.list_begin + layer * (lists_of_layer + 1) + static_cast<size_t>(item_index) * groups + index % groups;
   const size_t first_page = static_cast<size_t>(*list_begin);
   const KvList& list = sequence.lists[index];
-  if (sequence.signals.page_mass) view->page_mass = {state.mass_buffer.host<float>() + first_page * heads, list.pages.size() * heads};
-  if (sequence.signals.entry_probability) {
-    view->entry_probability = {state.probability_buffer.host<float>() + first_page * kPageEntries * heads,
-                               static_cast<size_t>(list.entries()) * heads};
+  if (sequence.signals.page_mass) {
+    view->page_mass = {state.mass_buffer.host<float>() + first_page * heads, list.pages.size() * heads};
+    page_begins.resize(sequence.lists.size());
+    std::vector<int32_t>& begins = page_begins[index];
+    begins.clear();
+    int32_t entry = 0;
+    for (const PageRef& page : list.pages) begins.push_back(entry), entry += page.count;
+    view->page_begin = begins;
   }
+  if (!sequence.signals.entry_probability) return;
+  const float* by_number = state.probability_buffer.host<float>() + first_page * kPageEntries * heads;
+  view->entry_probability = {by_number, static_cast<size_t>(list.entries()) * heads};
+  if (list.regular()) return;
+  gathered_probability.resize(sequence.lists.size());
+  GatherFromPages(by_number, list.pages, static_cast<int>(heads), &gathered_probability[index]);
+  view->entry_probability = gathered_probability[index];
 }
 
 }  // namespace loupe

@@ -7,6 +7,17 @@
 #include "kvcache/kv_cache_impl.h"
 
 namespace loupe {
+namespace {
+
+KvFormatUse& UseOf(const PageFormat& format, KvSequenceReport* report) {
+  for (KvFormatUse& use : report->formats) {
+    if (use.format == format) return use;
+  }
+  report->formats.push_back({format, 0, 0});
+  return report->formats.back();
+}
+
+}  // namespace
 
 KvSequenceReport KvCache::Impl::Report(const Sequence& sequence) const {
   KvSequenceReport report;
@@ -23,13 +34,24 @@ KvSequenceReport KvCache::Impl::Report(const Sequence& sequence) const {
   for (int i = 0; i < num_lists(); ++i) {
     const KvList& list = sequence.lists[static_cast<size_t>(i)];
     const int layer_window = window(i / shape.num_kv_heads);
-    const int hidden = layer_window > 0 ? list.positions.LowerBound(sequence.num_tokens - layer_window + 1) : 0;
+    int hidden = layer_window > 0 ? list.positions.LowerBound(sequence.num_tokens - layer_window + 1) : 0;
     report.entries_kept += list.entries();
     report.table_bytes += static_cast<int64_t>(list.pages.size() * sizeof(PageRef));
-    report.read_bytes_per_token += int64_t{list.entries() - hidden} * dense_entry_bytes();
-    for (size_t page = static_cast<size_t>(hidden / kPageEntries); page < list.pages.size(); ++page) {
-      if (list.pages[page].log_weights) report.read_bytes_per_token += int64_t{4} * list.pages[page].count;
+    for (const PageRef& page : list.pages) {
+      KvFormatUse& use = UseOf(page.page_class().format, &report);
+      const int unseen = std::min<int>(hidden, page.count);
+      hidden -= unseen;
+      use.entries += page.count;
+      // A page that is seen at all is read with its log-weights.
+      const int64_t log_weights = page.log_weights && unseen < page.count ? int64_t{4} * page.count : 0;
+      use.read_bytes_per_token += int64_t{page.count - unseen} * EntryBytes(use.format, shape.head_dim) + log_weights;
     }
+  }
+  for (const KvFormatUse& use : report.formats) {
+    report.read_bytes_per_token += use.read_bytes_per_token;
+    const double share = static_cast<double>(use.entries) / static_cast<double>(report.entries_kept) * 8 / shape.head_dim;
+    report.key_bits += share * static_cast<double>(CodecBytes(use.format.key, shape.head_dim));
+    report.value_bits += share * static_cast<double>(CodecBytes(use.format.value, shape.head_dim));
   }
   return report;
 }
@@ -48,6 +70,7 @@ KvStats KvCache::Impl::Stats() const {
   stats.entries_dropped = entries_dropped;
   stats.entries_expired = entries_expired;
   stats.steps_advanced = steps_advanced;
+  stats.encode_faults = encode_faults;
   return stats;
 }
 
@@ -57,16 +80,23 @@ void KvCache::Impl::AuditList(const Sequence& sequence, int list_index,
   int entries = 0;
   for (size_t i = 0; i < list.pages.size(); ++i) {
     const PageRef& ref = list.pages[i];
-    const bool is_last = i + 1 == list.pages.size();
+    const bool ends_run = i + 1 == list.pages.size() || list.pages[i + 1].page_class().format != ref.page_class().format;
     LOUPE_CHECK(pool.page_class(ref.unit) == ref.page_class()) << "class of page " << i << " in list " << list_index;
     LOUPE_CHECK(ref.count > 0 && ref.count <= ref.page_class().entries()) << "page " << i << " counts " << ref.count;
-    LOUPE_CHECK(is_last || (ref.count == kPageEntries && !ref.small)) << "page " << i << " of list " << list_index << " has room";
+    LOUPE_CHECK(ends_run || ref.count == ref.page_class().entries()) << "page " << i << " of list " << list_index << " has room";
+    LOUPE_CHECK(i == 0 || i + 1 < list.pages.size() || entries == list.before_tail) << entries << " entries before the last page";
     auto& owner = (*owners)[ref.unit];
     LOUPE_CHECK(owner.first == 0 || owner.second == ref.count) << "owners of unit " << ref.unit << " count differently";
     ++owner.first;
     owner.second = ref.count;
     entries += ref.count;
   }
+  const std::vector<ListRun> runs = list.Runs();
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) LOUPE_CHECK(runs[i].format != runs[j].format) << "list " << list_index << " has two runs of one format";
+    LOUPE_CHECK(!IsCoded(runs[i].format) || window(list_index / shape.num_kv_heads) == 0) << "list " << list_index << " is coded";
+  }
+  LOUPE_CHECK(list.regular() || sequence.coded || runs.size() > 1) << "list " << list_index << " has gaps";
   LOUPE_CHECK_EQ(entries, list.entries()) << "entries of list " << list_index << " of sequence " << sequence.id;
   for (int e = 0; e < list.entries(); ++e) {
     const bool in_order = e == 0 || !list.positions.ascending() || list.positions[e - 1] < list.positions[e];
@@ -118,7 +148,7 @@ std::string KvCache::Impl::Dump() const {
     out += absl::StrFormat("sequence %d tokens %d bytes %d peak %d in flight %d pending %d\n", id, sequence.num_tokens,
                            sequence.device_bytes, sequence.peak_device_bytes, sequence.in_flight, sequence.prefill_pending);
     for (const KvList& list : sequence.lists) {
-      for (const PageRef& ref : list.pages) out += absl::StrFormat(" %d:%d%s", ref.unit, ref.count, ref.small ? "s" : "");
+      for (const PageRef& ref : list.pages) out += absl::StrFormat(" %d:%d%s%s", ref.unit, ref.count, FormatName(ref.page_class().format), ref.small ? " small" : "");
       out += " |";
       for (int e = 0; e < list.entries(); ++e) out += absl::StrFormat(" %d", list.positions[e]);
       out += "\n";

@@ -8,6 +8,39 @@
 #include "kvcache/kv_cache_impl.h"
 
 namespace loupe {
+namespace {
+
+// How a list takes further entries: into its last page, into new ones, or into a new one that takes the place of the last
+// page or of the small ones at the end.
+struct Growth {
+  int kept = 0;    // pages that stay
+  int filled = 0;  // entries that go into the last of them
+  int copied = 0;  // entries of those that are replaced
+};
+
+Growth GrowthOf(const KvList& list, const PageFormat& landing, int rows, bool shared_tail) {
+  Growth growth;
+  growth.kept = static_cast<int>(list.pages.size());
+  if (growth.kept == 0 || list.pages.back().page_class().format != landing) return growth;
+  const PageRef& last = list.pages.back();
+  const int room = last.page_class().entries() - last.count;
+  if (last.small && rows > room) {
+    while (growth.kept > 0) {
+      const PageRef& page = list.pages[static_cast<size_t>(growth.kept - 1)];
+      if (!page.small || page.page_class().format != landing) break;
+      growth.copied += page.count;
+      --growth.kept;
+    }
+  } else if (room > 0 && shared_tail) {
+    growth.copied = last.count;
+    --growth.kept;
+  } else {
+    growth.filled = std::min(rows, room);
+  }
+  return growth;
+}
+
+}  // namespace
 
 void KvBatch::State::Clear() {
   for (const StepItem& item : items) item.sequence->in_flight = false;
@@ -20,7 +53,7 @@ void KvBatch::State::Clear() {
   extra_counts.clear();
   num_rows = prompt_rows = 0;
   num_tails = 0;
-  wants_mass = wants_probability = wants_rows = wants_entries = in_flight = begun = can_advance = advances = false;
+  wants_mass = wants_probability = wants_rows = wants_entries = coded = in_flight = begun = can_advance = advances = false;
 }
 
 absl::Status KvCache::Impl::Reserve(std::span<const KvStepItem> step_items, KvBatch* batch) {
@@ -84,6 +117,7 @@ absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, K
     const bool reads_prompt = signals.window_query_rows > 0 || signals.columns.stride > 0 || signals.output_norms;
     state->wants_rows |= (reads_prompt && item.num_prompt_rows > 0) || (signals.window_goes_on && item.num_decode_rows > 0);
     state->wants_entries |= signals.entries && item.num_prompt_rows > 0;
+    state->coded |= sequence.coded;
     sequence.in_flight = true;
     state->items.push_back({&sequence, item.num_prompt_rows, item.num_decode_rows, 0, 0, item.ends_prefill});
   }
@@ -173,12 +207,13 @@ absl::Status KvCache::Impl::PlanLists(KvBatch::State* state, bool small_tails) {
 // Writes the list's table as it will be after the step, taking the pages that are missing.
 absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int list_index, bool small_tails) {
   const StepItem& item = state->items[static_cast<size_t>(item_index)];
-  const KvList& list = item.sequence->lists[static_cast<size_t>(list_index)];
-  const int entries = list.entries();
-  const int total = entries + item.rows();
-  const int open = entries % kPageEntries;  // entries of the page that is still open
-  const int old_pages = static_cast<int>(list.pages.size());
-  const int pages = (total + kPageEntries - 1) / kPageEntries;
+  const Sequence& sequence = *item.sequence;
+  const KvList& list = sequence.lists[static_cast<size_t>(list_index)];
+  PageClass c = LandingClass(sequence, list_index / shape.num_kv_heads);
+  const bool shared_tail = sequence.may_share && !list.pages.empty() && pool.references(list.pages.back().unit) > 1;
+  const Growth growth = GrowthOf(list, c.format, item.rows(), shared_tail);
+  int rest = growth.copied + item.rows() - growth.filled;  // entries of new pages
+  const int pages = growth.kept + (rest + kPageEntries - 1) / kPageEntries;
 
   const int64_t begin = state->page_begin.back(), end = begin + pages + (state->can_advance ? kTableRoom : 0);
   const int64_t needed = end * static_cast<int64_t>(sizeof(PageRef));
@@ -189,42 +224,46 @@ absl::Status KvCache::Impl::PlanList(KvBatch::State* state, int item_index, int 
   PageRef* table = state->page_buffer.host<PageRef>() + begin;
   state->page_begin.back() = end;
 
-  bool replaces = false;
-  if (open > 0) {
-    const PageRef& last = list.pages.back();
-    replaces = (last.small && open + item.rows() > kSmallPageEntries) ||
-               (item.sequence->may_share && pool.references(last.unit) > 1);
-  }
-  const int first_new = replaces ? old_pages - 1 : old_pages;
-  std::copy_n(list.pages.begin(), first_new, table);
-  if (first_new < pages) {
-    const int new_begin = static_cast<int>(state->new_pages.size());
-    for (int page = first_new; page < pages; ++page) {
-      const int count = std::min(total - page * kPageEntries, kPageEntries);
-      PageClass c = landing_class;
-      if (replaces && page == first_new) c = list.pages.back().page_class();
+  std::copy_n(list.pages.begin(), growth.kept, table);
+  const EntryPlace first = growth.filled > 0 ? EntryPlace{growth.kept - 1, table[growth.kept - 1].count}
+                                             : EntryPlace{growth.kept, growth.copied};
+  if (growth.filled > 0) table[growth.kept - 1].count = static_cast<uint16_t>(table[growth.kept - 1].count + growth.filled);
+  if (rest > 0) {
+    const int new_begin = static_cast<int>(state->new_pages.size()), old_pages = static_cast<int>(list.pages.size());
+    for (int page = growth.kept; page < old_pages; ++page) c.log_weights |= list.pages[static_cast<size_t>(page)].log_weights;
+    for (int page = growth.kept; page < pages; ++page) {
+      const int count = std::min(rest, kPageEntries);
+      rest -= count;
       c.small = small_tails && count <= kSmallPageEntries;
       c.small = c.small && pool.CanTake(c);
       table[page] = MakePageRef(state->reservation->Take(c).value_or(0), count, c);
       state->new_pages.push_back(table[page]);
+      if (page == growth.kept) CopyTail(state, std::span(list.pages).subspan(static_cast<size_t>(growth.kept)), table[page]);
+      c.log_weights = false;
     }
-    const int copied = replaces ? open : 0;
-    for (int slot = 0; slot < copied; ++slot) {
-      EntryCopy copy{list.pages.back(), table[first_new]};
-      copy.from.count = copy.to.count = static_cast<uint16_t>(slot);
-      state->copies.push_back(copy);
-    }
-    if (first_new > 0) table[first_new - 1].count = kPageEntries;
-    state->deltas.push_back({item_index, list_index, first_new, new_begin, pages - first_new, copied, replaces});
+    const int before_tail = list.entries() + item.rows() - table[pages - 1].count;
+    state->deltas.push_back({item_index, list_index, growth.kept, new_begin, pages - growth.kept, old_pages - growth.kept, growth.copied,
+                             growth.filled, before_tail});
   }
-  table[pages - 1].count = static_cast<uint16_t>(total - (pages - 1) * kPageEntries);
-  FillRows(state, item_index, list_index, table);
-  if (state->can_advance) LeaveRoom(state, item_index, list_index, table[pages - 1], total);
+  FillRows(state, item_index, list_index, table, first);
+  if (state->can_advance) LeaveRoom(state, item_index, list_index, table[pages - 1]);
   return absl::OkStatus();
 }
 
-// Where each row of the item writes, and what it sees, in one list.
-void KvCache::Impl::FillRows(KvBatch::State* state, int item_index, int list_index, const PageRef* pages) {
+// The entries of replaced pages move into the first slots of `to`.
+void KvCache::Impl::CopyTail(KvBatch::State* state, std::span<const PageRef> replaced, PageRef to) {
+  to.count = 0;
+  for (const PageRef& page : replaced) {
+    EntryCopy copy{page, to};
+    for (copy.from.count = 0; copy.from.count < page.count; ++copy.from.count, ++to.count) {
+      copy.to = to;
+      state->copies.push_back(copy);
+    }
+  }
+}
+
+// Where each row of the item writes, and what it sees, in one list. The first row goes to `place` in the table.
+void KvCache::Impl::FillRows(KvBatch::State* state, int item_index, int list_index, const PageRef* pages, EntryPlace place) {
   const StepItem& item = state->items[static_cast<size_t>(item_index)];
   const Sequence& sequence = *item.sequence;
   const PositionPlane& positions = sequence.lists[static_cast<size_t>(list_index)].positions;
@@ -236,17 +275,18 @@ void KvCache::Impl::FillRows(KvBatch::State* state, int item_index, int list_ind
   for (int r = 0; r < rows; ++r) {
     const int64_t row = r < item.num_prompt ? item.prompt_begin + r : item.decode_begin + r - item.num_prompt;
     const int64_t at = (int64_t{layer} * state->num_rows + row) * groups + list_index % groups;
-    const int entry = entries + r;
-    PageRef slot = pages[entry / kPageEntries];
-    slot.count = static_cast<uint16_t>(entry % kPageEntries);
+    if (place.slot == pages[place.page].page_class().entries()) ++place.page, place.slot = 0;
+    PageRef slot = pages[place.page];
+    slot.count = static_cast<uint16_t>(place.slot);
     state->slots[at] = slot;
     int32_t begin = 0;
-    if (layer_window > 0) {
+    if (layer_window > 0) {  // such a list is regular
       const int32_t oldest = sequence.num_tokens + r - layer_window + 1;
       begin = oldest > sequence.num_tokens ? entries + oldest - sequence.num_tokens : positions.LowerBound(oldest);
     }
     state->visible_begin[at] = begin;
-    state->visible_end[at] = entry + 1;
+    state->visible_end[at] = place.number() + 1;
+    ++place.slot;
   }
 }
 

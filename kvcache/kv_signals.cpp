@@ -137,13 +137,14 @@ void KvCache::Impl::SumColumns(const KvBatch::State& state, int item_index, int 
   args.arena = attend.arena;
   args.scale = attend.scale;
   args.sinks = attend.sinks;
+  args.mean_keys = attend.mean_keys;
+  const PageRef* table = state.page_buffer.host<PageRef>();
   std::vector<float*> columns;
   for (int h = 0; h < shape.num_heads; ++h) {
     const int g = h / group_heads;
     const size_t at = static_cast<size_t>(layer * shape.num_heads + h);
     std::vector<float>& next = sequence.next_columns[at];
-    next = sequence.columns[at];
-    next.resize(static_cast<size_t>(list_begin[g + 1] - list_begin[g]) * kPageEntries, 0.f);
+    next = SpreadOverPages(sequence.columns[at], {table + list_begin[g], table + list_begin[g + 1]});
     columns.push_back(next.data());
   }
   args.columns = columns.data();
@@ -172,7 +173,10 @@ void KvCache::Impl::CommitSignals(Sequence& sequence, const StepItem& item) {
   if (sequence.columns.empty()) return;
   if (item.num_prompt > 0) {
     LOUPE_CHECK_EQ(sequence.next_columns.size(), sequence.columns.size()) << "a prompt step without attention";
-    sequence.columns.swap(sequence.next_columns);
+    for (size_t i = 0; i < sequence.columns.size(); ++i) {
+      GatherFromPages(sequence.next_columns[i].data(), sequence.lists[i / static_cast<size_t>(heads_per_group())].pages, 1,
+                      &sequence.columns[i]);
+    }
   }
   for (size_t i = 0; i < sequence.columns.size(); ++i) {
     sequence.columns[i].resize(static_cast<size_t>(sequence.lists[i / static_cast<size_t>(heads_per_group())].entries()), 0.f);
@@ -223,10 +227,10 @@ void KvCache::Impl::SumWindow(const Sequence& sequence, int layer, int rows, std
     std::memcpy(gathered_queries.data() + static_cast<size_t>(r) * row_values, window.values.data() + slot * row_values,
                 row_values * sizeof(float));
     for (int g = 0; g < groups; ++g) {
-      const PositionPlane& positions = sequence.lists[static_cast<size_t>(layer * groups + g)].positions;
+      const KvList& list = sequence.lists[static_cast<size_t>(layer * groups + g)];
       const int layer_window = this->window(layer);
-      visible_begin.push_back(layer_window > 0 ? positions.LowerBound(position - layer_window + 1) : 0);
-      visible_end.push_back(positions.ascending() ? positions.LowerBound(position + 1) : positions.size());
+      visible_begin.push_back(layer_window > 0 ? list.positions.LowerBound(position - layer_window + 1) : 0);
+      visible_end.push_back(list.NumberBehind(list.positions.VisibleTo(position)));
     }
   }
   SumAttentionArgs args;
@@ -238,8 +242,19 @@ void KvCache::Impl::SumWindow(const Sequence& sequence, int layer, int rows, std
   args.arena = arena->data();
   args.scale = shape.scale;
   if (sinks) args.sinks = MakeTensor(static_cast<float*>(sinks->data()) + int64_t{layer} * shape.num_heads, DType::kF32, shape.num_heads);
+  args.mean_keys = MeanKeys(layer);
   args.columns = columns.data();
   if (rows > 0) backend.SumAttention(args, stream);
+  std::vector<float> by_entry;
+  for (int g = 0; g < groups; ++g) {
+    const size_t list_index = static_cast<size_t>(layer * groups + g);
+    const KvList& list = sequence.lists[list_index];
+    for (int r = 0; !list.regular() && r < group_heads; ++r) {
+      std::vector<float>& mass = (*all_mass)[list_index * static_cast<size_t>(group_heads) + static_cast<size_t>(r)];
+      GatherFromPages(mass.data(), list.pages, 1, &by_entry);
+      mass.swap(by_entry);
+    }
+  }
 }
 
 void KvCache::Impl::SummariseKeys(const Sequence& sequence, Stream& stream) {
@@ -253,6 +268,9 @@ void KvCache::Impl::SummariseKeys(const Sequence& sequence, Stream& stream) {
     args.num_pages = static_cast<int>(list.pages.size());
     args.head_dim = shape.head_dim;
     args.arena = arena->data();
+    const Tensor mean = MeanKeys(static_cast<int>(i) / shape.num_kv_heads);
+    const int64_t kv_head = static_cast<int64_t>(i) % shape.num_kv_heads;
+    if (mean.defined()) args.mean_key = mean.as<float>() + kv_head * shape.head_dim;
     args.norms = key_norms[i].data();
     if (sequence.signals.key_alignment) {
       key_alignment[i].resize(static_cast<size_t>(list.entries()));

@@ -42,6 +42,8 @@ void KvCache::Impl::Append(KvBatch::State* state, int layer, const Tensor& k, co
   args.arena = arena->data();
   args.rotation = rotation;
   args.rotation.positions = MakeTensor(state->Device(state->positions), DType::kI32, state->num_rows);
+  args.mean_keys = MeanKeys(layer);
+  if (state->coded) args.faults = Faults();
   backend.AppendKv(args, stream);
   if (!state->wants_entries) return;
   for (size_t item = 0; item < state->items.size(); ++item) CaptureEntries(*state, static_cast<int>(item), layer, k, v, stream);
@@ -70,6 +72,8 @@ void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, co
   args.arena = arena->data();
   args.scale = shape.scale;
   if (sinks) args.sinks = MakeTensor(static_cast<float*>(sinks->data()) + int64_t{layer} * shape.num_heads, DType::kF32, shape.num_heads);
+  args.mean_keys = MeanKeys(layer);
+  args.coded = state->coded;
   args.prompt_rows = state->prompt_rows;
   args.out = out;
   if (state->wants_mass) args.page_mass = MakeTensor(state->mass_buffer.device<float>(), DType::kF32, pages, heads);
@@ -85,13 +89,14 @@ void KvCache::Impl::Attend(KvBatch::State* state, int layer, const Tensor& q, co
 void KvCache::Impl::ApplyDelta(const KvBatch::State& state, const ListDelta& delta) {
   Sequence& sequence = *state.items[static_cast<size_t>(delta.item)].sequence;
   KvList& list = sequence.lists[static_cast<size_t>(delta.list)];
-  if (delta.replaces) {
+  for (int i = 0; i < delta.num_replaced; ++i) {
     ReleasePage(sequence, list.pages.back());
     list.pages.pop_back();
-    resident_entries += delta.num_copied;
   }
+  resident_entries += delta.num_copied;
   LOUPE_CHECK_EQ(static_cast<int>(list.pages.size()), delta.first_new) << "pages of a list that changed under a step";
-  if (delta.first_new > 0) list.pages.back().count = kPageEntries;
+  if (delta.num_filled > 0) list.pages.back().count = static_cast<uint16_t>(list.pages.back().count + delta.num_filled);
+  list.before_tail = delta.before_tail;
   const PageRef* pages = state.new_pages.data() + delta.new_begin;
   list.pages.insert(list.pages.end(), pages, pages + delta.new_count);
 }
@@ -138,7 +143,9 @@ void KvCache::Impl::Commit(KvBatch::State* state, Stream& stream) {
   for (size_t item = 0; item < state->items.size(); ++item) {
     RunPolicy(*state, static_cast<int>(item), stream);
     FreeExpired(*state->items[item].sequence);
+    state->coded |= state->items[item].sequence->coded;
   }
+  if (state->coded) backend.Copy(&faults_on_host, faults->data(), sizeof faults_on_host, stream);
   std::erase(in_flight, state);
   state->Clear();
 }
@@ -170,6 +177,7 @@ void KvCache::Impl::FreeExpired(Sequence& sequence) {
     for (int page = 0; page < expired_pages; ++page) ReleasePage(sequence, list.pages[static_cast<size_t>(page)]);
     list.pages.erase(list.pages.begin(), list.pages.begin() + expired_pages);
     list.positions.DropFront(expired_pages * kPageEntries);
+    list.before_tail -= expired_pages * kPageEntries;
     if (!sequence.columns.empty()) {
       for (int r = 0; r < heads_per_group(); ++r) {
         std::vector<float>& sums = sequence.columns[static_cast<size_t>(i * heads_per_group() + r)];

@@ -39,7 +39,9 @@ void AdaKv::SelectLayer(const SequenceView& sequence, int layer, const LayerScor
   int entries_left = budget().entries * num_lists;
   // A budget in bytes may use the room that page borders would waste if all lists were of one length. What is appended
   // until the next cut is inside.
-  if (bytes > 0) entries_left = static_cast<int>(bytes / context().entry_bytes) - num_lists * interval;
+  if (bytes > 0) {
+    entries_left = static_cast<int>(context().EntriesIn(static_cast<double>(bytes) / num_lists) * num_lists) - num_lists * interval;
+  }
   int64_t bytes_left = bytes > 0 ? bytes - num_lists * context().ListBytes(interval) : INT64_MAX;
   std::vector<std::vector<int32_t>> kept(lists.size());
   std::vector<Candidate> candidates;

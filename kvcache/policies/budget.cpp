@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -25,6 +26,7 @@ const char* FieldOf(KvBudget::Kind kind) {
 absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, EvictionBudget* out) {
   const double value = budget.value;
   const int64_t lists = context.num_lists();
+  const int64_t least = context.coded() ? context.RunBytes(context.format, 1) : context.small_page_bytes;
   const double full_bytes = static_cast<double>(lists * context.entry_bytes) * context.num_prompt;
   switch (budget.kind) {
     case KvBudget::Kind::kNone:
@@ -33,10 +35,10 @@ absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, Ev
       if (!(value > 0 && std::isfinite(value))) return Refuse("budget.ratio", absl::StrCat("is ", value, ", must be above 0"));
       if (value >= 1) return absl::OkStatus();
       out->total_bytes = static_cast<int64_t>(value * full_bytes);
-      if (out->total_bytes < lists * context.small_page_bytes) {
+      if (out->total_bytes < lists * least) {
         return Refuse("budget.ratio",
                       absl::StrCat("is ", value, ", which is ", out->total_bytes, " bytes of this prompt's ",
-                                   static_cast<int64_t>(full_bytes), ", must be at least ", lists * context.small_page_bytes, ": ", lists,
+                                   static_cast<int64_t>(full_bytes), ", must be at least ", lists * least, ": ", lists,
                                    " lists of one page of 16 entries; raise the ratio or leave it out"));
       }
       break;
@@ -47,8 +49,8 @@ absl::Status ReadBudget(const KvBudget& budget, const PolicyContext& context, Ev
       out->entries = static_cast<int>(value);
       break;
     case KvBudget::Kind::kBytes:
-      if (!(value >= static_cast<double>(lists * context.small_page_bytes) && value < 1e18)) {
-        return Refuse("budget.bytes", absl::StrCat("is ", value, ", must be at least ", lists * context.small_page_bytes,
+      if (!(value >= static_cast<double>(lists * least) && value < 1e18)) {
+        return Refuse("budget.bytes", absl::StrCat("is ", value, ", must be at least ", lists * least,
                                                    ": ", lists, " lists of one page of 16 entries"));
       }
       out->total_bytes = static_cast<int64_t>(value);
@@ -85,30 +87,68 @@ int Protection::Count(int num_tokens) const {
   return count;
 }
 
+namespace {
+
+// Entries of a list that the default of `recent` is measured by: what the budget holds of dense ones.
+int WantedEntries(const EvictionBudget& budget, const PolicyContext& context) {
+  if (!budget.drops) return context.num_prompt;
+  if (!context.coded() || budget.total_bytes == 0) return budget.entries;
+  return static_cast<int>(std::min<int64_t>(budget.total_bytes / context.num_lists() / context.entry_bytes, 1 << 30));
+}
+
+// A decode form's interval, and with it how many entries a list holds that are not coded.
+void PlanInterval(const PolicyContext& context, DecodeForm decode, int interval, int protected_entries, EvictionBudget* out) {
+  out->decode = decode;
+  PolicyContext stored = context;
+  if (decode != DecodeForm::kAppend) {
+    // A decode form holds its budget after every step, so what is appended until the next cut is inside.
+    stored.landing_entries = std::numeric_limits<int>::max();
+    const int fits = context.coded() && out->total_bytes > 0 ? stored.MaxEntries(out->total_bytes / context.num_lists()) : out->entries;
+    const int room = out->total_bytes > 0 ? fits - std::max(protected_entries, 1) : interval;
+    out->interval = std::clamp(interval, 1, std::max(1, decode == DecodeForm::kEachToken ? 1 : room / 2));
+  }
+  out->landing_entries = stored.landing_entries = protected_entries + out->interval;
+  if (out->total_bytes == 0) return;
+  if (context.coded()) out->entries = stored.MaxEntries(out->total_bytes / context.num_lists());
+  out->entries -= out->interval;
+}
+
+}  // namespace
+
+absl::StatusOr<Protection> PlanProtection(const KvOptions& options, const PolicyContext& context) {
+  EvictionBudget budget;
+  if (absl::Status s = ReadBudget(options.budget, context, &budget); !s.ok()) return s;
+  if (absl::Status s = ReadProtection(options.protect, context, WantedEntries(budget, context), &budget.protection); !s.ok()) return s;
+  return budget.protection;
+}
+
 absl::StatusOr<EvictionBudget> PlanBudget(const KvOptions& options, const PolicyContext& context, DecodeForm decode, int interval) {
   EvictionBudget out;
   if (absl::Status s = ReadBudget(options.budget, context, &out); !s.ok()) return s;
-  const int wanted = out.drops ? out.entries : context.num_prompt;
+  const int wanted = WantedEntries(out, context);
   if (absl::Status s = ReadProtection(options.protect, context, wanted, &out.protection); !s.ok()) return s;
   if (!out.drops) return out;
-  out.decode = decode;
-  out.interval = decode == DecodeForm::kAppend ? 0 : interval;
+  if (context.coded() && out.total_bytes > 0 && !context.windows.empty()) {
+    return Refuse("bits", "are below 16, but the model has layers with sliding windows, which stay dense: no budget in bytes; give tokens");
+  }
   // Generated tokens never lie in a range, so in a decode form the last ones and the ranges add up.
-  int prompt_only = out.protection.Count(context.num_prompt);
+  int protected_entries = out.protection.Count(context.num_prompt);
   if (decode != DecodeForm::kAppend) {
     Protection fixed = out.protection;
     fixed.recent = 0;
-    prompt_only = std::max(prompt_only, fixed.Count(context.num_prompt) + out.protection.recent);
-    // A decode form holds its budget after every step, so what is appended until the next cut is inside.
-    const int room = out.total_bytes > 0 ? out.entries - std::max(prompt_only, 1) : interval;
-    out.interval = std::clamp(interval, 1, std::max(1, decode == DecodeForm::kEachToken ? 1 : room / 2));
-    if (out.total_bytes > 0) out.entries -= out.interval;
+    protected_entries = std::max(protected_entries, fixed.Count(context.num_prompt) + out.protection.recent);
   }
-  if (prompt_only > out.entries && (out.entries < context.num_prompt || decode != DecodeForm::kAppend)) {
+  PlanInterval(context, decode, interval, protected_entries, &out);
+  if (protected_entries > out.entries && (out.entries < context.num_prompt || decode != DecodeForm::kAppend)) {
+    const std::string bytes =
+        context.coded() && out.total_bytes > 0
+            ? absl::StrCat(", whose pages take ", context.RunBytes(context.landing, protected_entries), " of ",
+                           out.total_bytes / context.num_lists(), " bytes")
+            : "";
     return Refuse(FieldOf(options.budget.kind),
-                  absl::StrCat("is ", options.budget.value, ", which leaves ", out.entries, " entries a list, but ", prompt_only,
-                               " are protected (", out.protection.sinks, " sinks, ", out.protection.recent, " recent, ",
-                               out.protection.ranges.size(), " ranges); raise the budget or protect less"));
+                  absl::StrCat("is ", options.budget.value, ", which leaves ", std::max(out.entries, 0), " entries a list, but ",
+                               protected_entries, " are protected (", out.protection.sinks, " sinks, ", out.protection.recent, " recent, ",
+                               out.protection.ranges.size(), " ranges)", bytes, "; raise the budget or protect less"));
   }
   if (decode == DecodeForm::kAppend && out.entries >= context.num_prompt) out.drops = false;
   return out;

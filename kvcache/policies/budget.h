@@ -43,10 +43,12 @@ struct EvictionBudget {
   Protection protection;
   DecodeForm decode = DecodeForm::kAppend;
   int interval = 0;        // of kEachToken (1) and kInterval
+  int landing_entries = 0; // of a list, as they are stored when they come: protected ones, and those since the last cut
 };
 
 // INVALID_ARGUMENT: a budget out of range, ranges outside the prompt, a budget that protected entries alone exceed, with
 // the numbers, or less than one small page of 16 entries a list, since no list can be smaller.
+absl::StatusOr<Protection> PlanProtection(const KvOptions& options, const PolicyContext& context);
 absl::StatusOr<EvictionBudget> PlanBudget(const KvOptions& options, const PolicyContext& context, DecodeForm decode, int interval);
 
 }  // namespace loupe

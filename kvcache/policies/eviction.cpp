@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "kvcache/policies/coded.h"
+
 namespace loupe {
 
 std::vector<int32_t> KeepBest(const ListView& list, const std::vector<float>& scores, const Protection& protection, int num_tokens,
@@ -60,15 +62,16 @@ Signals EvictionPolicy::signals() const {
 
 int64_t EvictionPolicy::MaxBytes(int num_generated) const {
   if (!budget_.drops) return -1;
-  const int grown = budget_.decode == DecodeForm::kAppend ? num_generated : std::min(num_generated, budget_.interval);
-  int64_t pages = 0;
+  const bool append = budget_.decode == DecodeForm::kAppend;
+  const int grown = append ? num_generated : std::min(num_generated, budget_.interval);
+  const int waiting = append ? std::min(num_generated, kCodeBatch + kCodeInterval) : 0;
+  int64_t bytes = 0;
   for (int layer = 0; layer < context_.num_layers; ++layer) {
     const int64_t entries = std::min(LayerEntries(layer), context_.num_prompt + num_generated) + grown;
-    const int64_t lists = context_.num_kv_heads;
     // Lists of different lengths have at most one page each that is not full.
-    pages += equal_lists() ? lists * ((entries + kPageEntries - 1) / kPageEntries) : lists * entries / kPageEntries + lists;
+    bytes += context_.num_kv_heads * context_.MostBytes(equal_lists() ? entries : entries + kPageEntries, waiting);
   }
-  return pages * context_.page_bytes;
+  return bytes;
 }
 
 void EvictionPolicy::AfterPrefill(const SequenceView& sequence, std::vector<ListAction>* actions) const {

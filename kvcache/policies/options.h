@@ -27,11 +27,25 @@ struct KvProtect {
   std::vector<std::string> roles;
 };
 
+// Bits of a coordinate in which kept entries may be stored: 16 (the model's own type), 8, 4, 3, 2; 0: auto.
+struct KvBits {
+  int key = 0;
+  int value = 0;
+};
+
+// How far the cache of a running request may be lowered under pressure; 0: not said.
+struct KvFloor {
+  int bits = 0;
+  double ratio = 0;
+};
+
 using KvParam = std::variant<double, std::string>;
 
 struct KvOptions {
   std::string policy = "auto";
   KvBudget budget;
+  KvBits bits;
+  KvFloor floor;
   KvProtect protect;
   std::string strategy;  // name of an artifact that the server was started with; empty: none named
   std::map<std::string, KvParam> params;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -44,11 +45,20 @@ struct Signals {
   bool entry_probability = false;  // probability per entry at decode
 };
 
-// One list as a policy sees it. Entries are in list order: positional after a repack, not after an overwrite.
+// Entries [begin, end) of a list, which are stored in one format.
+struct FormatRun {
+  PageFormat format;
+  int begin = 0;
+  int end = 0;
+};
+
+// One list as a policy sees it. Entries are in list order: run by run, positional within a run after a repack, not after an
+// overwrite.
 struct ListView {
   int layer = 0;
   int kv_head = 0;
   std::span<const int32_t> positions;  // [entries] position of each entry in the sequence
+  std::span<const FormatRun> runs;     // all entries in order, no format twice
   // Present only if asked for by Signals; R heads of the group.
   std::span<const float> window_queries;     // [w, R, D] after RoPE, oldest row first
   std::vector<std::span<const float>> window_mass;  // [R][entries] sums over the window's rows
@@ -57,6 +67,7 @@ struct ListView {
   std::span<const float> key_norms;          // [entries]
   std::span<const float> key_alignment;      // [entries] cosine of a key with the mean of all keys at length 1
   std::span<const float> page_mass;          // [pages, R] of the last decode step
+  std::span<const int32_t> page_begin;       // [pages] the first entry of each, with page_mass
   std::span<const float> entry_probability;  // [entries, R] of the last decode step
 };
 
@@ -65,6 +76,7 @@ struct SequenceView {
   int num_tokens = 0;        // positions appended
   int num_prompt = 0;        // of them prompt
   int num_kv_heads = 0;
+  PageFormat landing;        // in which new entries are stored from now on
   int window_rows = 0;       // rows behind window_mass: those at the last so many positions
   std::span<const ListView> lists;      // all lists, layer by layer, kv heads within; a list may be empty
   std::span<const float> output_norms;  // [layers, prompt, H]
@@ -115,6 +127,15 @@ class Policy {
   // AfterDecode is due whenever so many further tokens were generated; 0: never. A step may bring no more tokens of a
   // sequence than are missing to that.
   virtual int decode_interval() const { return 0; }
+  // In which format rows of the prompt, and later generated tokens, are stored as they come; nothing: dense. Layers with a
+  // sliding window are always dense.
+  virtual std::optional<PageFormat> landing_format(bool /*prompt*/) const { return std::nullopt; }
+  // AfterChunk is due after every step with prompt rows that does not end the prompt. Its view has no signals.
+  virtual bool acts_in_prefill() const { return false; }
+  virtual void AfterChunk(const SequenceView& /*sequence*/, std::vector<ListAction>* /*actions*/) const {}
+  // Most bytes that a sequence holds between steps until its prompt is complete, page slack included; -1: as much as if
+  // all of it were dense.
+  virtual int64_t MaxPromptBytes() const { return -1; }
   // Most bytes that a sequence holds between steps once its prompt is complete and `num_generated` tokens later, page slack
   // included; -1: as much as if nothing were dropped.
   virtual int64_t MaxBytes(int /*num_generated*/) const { return -1; }

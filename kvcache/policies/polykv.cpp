@@ -69,15 +69,16 @@ int64_t PolyKv::MaxBytes(int num_generated) const {
   if (!budget_.drops) return -1;
   const bool append = budget_.decode == DecodeForm::kAppend;
   const int64_t grown = append ? num_generated : std::min(num_generated, budget_.interval);
+  const int64_t waiting = append ? std::min(num_generated, kCodeBatch + kCodeInterval) : 0;
   // Before the first cut a list holds what the prompt left, afterwards what its decode form says.
-  int64_t pages[2] = {0, 0};
+  int64_t bytes[2] = {0, 0};
   for (size_t i = 0; i < prefill_.entries.size(); ++i) {
     const int64_t after_prompt = std::min(prefill_.entries[i], context_.num_prompt) + grown;
     const int64_t later = std::min<int64_t>(decode_.entries[i], context_.num_prompt + num_generated) + grown;
-    pages[0] += (after_prompt + kPageEntries - 1) / kPageEntries;
-    pages[1] += append ? 0 : (later + kPageEntries - 1) / kPageEntries;
+    bytes[0] += context_.MostBytes(after_prompt, waiting);
+    bytes[1] += append ? 0 : context_.MostBytes(later, waiting);
   }
-  return std::max(pages[0], pages[1]) * context_.page_bytes;
+  return std::max(bytes[0], bytes[1]);
 }
 
 // Primitives that rank a layer's lists together are asked for each list by itself once its lists hold different
@@ -157,7 +158,7 @@ Phase PlanPhase(const Strategy& strategy, bool decode, const EvictionBudget& bud
       evicts ? fixed.Count(prompt) + budget.protection.recent : 0;  // recent tokens leave the ranges behind
   const int least = std::min(std::max({1, budget.protection.Count(prompt), later}), most);
   const double mean = budget.total_bytes > 0
-                          ? static_cast<double>(budget.total_bytes) / static_cast<double>(lists * context.entry_bytes)
+                          ? context.EntriesIn(static_cast<double>(budget.total_bytes) / lists)
                           : budget.entries;
   const StrategyShares shares = SharesAt(strategy.budgets, decode, mean);
   if (budget.total_bytes == 0) {
@@ -184,11 +185,13 @@ absl::StatusOr<std::unique_ptr<Policy>> Make(const KvOptions& options, const Pol
   LOUPE_CHECK_EQ((*strategy)->num_lists(), context.num_lists()) << "a strategy of another model came this far";
   auto budget = PlanEviction(options, context, each_token ? DecodeForm::kEachToken : DecodeForm::kInterval);
   if (!budget.ok()) return budget.status();
-  auto policy = std::make_unique<PolyKv>(*budget, context);
+  PolicyContext planned = context;
+  planned.landing_entries = budget->landing_entries;
+  auto policy = std::make_unique<PolyKv>(*budget, planned);
   if (!budget->drops) return std::unique_ptr<Policy>(std::move(policy));
 
-  Phase prefill = PlanPhase(**strategy, false, *budget, context),
-        decode = PlanPhase(**strategy, true, *budget, context);
+  Phase prefill = PlanPhase(**strategy, false, *budget, planned),
+        decode = PlanPhase(**strategy, true, *budget, planned);
   std::vector<std::unique_ptr<Scorer>> scorers((*strategy)->patterns.size());
   const bool evicts = budget->decode != DecodeForm::kAppend;
   for (const std::vector<int>* patterns : {&prefill.patterns, &decode.patterns}) {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kvcache/policies/coded.h"
 #include "kvcache/policies/eviction.h"
 #include "kvcache/policies/registry.h"
 
@@ -27,7 +28,9 @@ PolicyRow RandomRow();  // baselines/
 // so many tokens (parameter `interval`).
 inline absl::StatusOr<EvictionBudget> PlanEviction(const KvOptions& options, const PolicyContext& context, DecodeForm evict) {
   const bool evicts = WordParam(options, "decode") == "evict";
-  const int interval = evict == DecodeForm::kEachToken ? 1 : static_cast<int>(NumberParam(options, "interval"));
+  int interval = evict == DecodeForm::kEachToken ? 1 : static_cast<int>(NumberParam(options, "interval"));
+  // A slot of a coded page is no place for a new entry: such lists are cut now and then.
+  if (context.coded() && evict == DecodeForm::kEachToken) evict = DecodeForm::kInterval, interval = kCodeInterval;
   return PlanBudget(options, context, evicts ? evict : DecodeForm::kAppend, interval);
 }
 
@@ -38,7 +41,9 @@ absl::StatusOr<std::unique_ptr<Policy>> MakeEviction(std::string_view name, cons
   auto budget = PlanEviction(options, context, evict);
   if (!budget.ok()) return budget.status();
   std::unique_ptr<Scorer> scorer = make_scorer(*budget);
-  return std::unique_ptr<Policy>(new Kind(name, *std::move(budget), context, std::move(scorer), more...));
+  PolicyContext planned = context;
+  planned.landing_entries = budget->landing_entries;
+  return std::unique_ptr<Policy>(new Kind(name, *std::move(budget), planned, std::move(scorer), more...));
 }
 
 }  // namespace loupe

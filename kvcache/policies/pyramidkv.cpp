@@ -13,8 +13,7 @@ namespace {
 // Entries a list by layer.
 std::vector<int> Pyramid(const EvictionBudget& budget, const PolicyContext& context, int window, double beta) {
   const double mean = budget.total_bytes > 0
-                          ? static_cast<double>(budget.total_bytes) / static_cast<double>(context.num_lists() * context.entry_bytes) -
-                                budget.interval
+                          ? context.EntriesIn(static_cast<double>(budget.total_bytes) / context.num_lists()) - budget.interval
                           : budget.entries;
   const double prompt = context.num_prompt;
   double low = mean / beta, high = 2 * mean - low;
@@ -28,7 +27,7 @@ std::vector<int> Pyramid(const EvictionBudget& budget, const PolicyContext& cont
   for (int layer = 0; holds && layer < context.num_layers; ++layer) {
     int count = static_cast<int>(std::nearbyint(high - layer * (high - low) / steps));
     if (budget.total_bytes > 0) {
-      count = context.MaxEntries((count + budget.interval) * context.entry_bytes) - budget.interval;
+      count = context.MaxEntries(static_cast<int64_t>(context.EntryBytesOf(count + budget.interval))) - budget.interval;
     }
     entries[static_cast<size_t>(layer)] = std::max(count, 1);
   }

@@ -34,6 +34,10 @@ struct PolicyContext {
   int num_layers = 0;
   int num_kv_heads = 0;
   int heads_per_group = 0;
+  int head_dim = 0;
+  std::string model;             // its name, for messages
+  std::span<const int> windows;  // [layers] sliding windows, 0: none; empty: none at all
+  int max_step_rows = 0;
   int64_t entry_bytes = 0;       // key and value in the model's own cache type
   int64_t page_bytes = 0;        // 64 entries
   int64_t small_page_bytes = 0;  // 16 entries
@@ -41,11 +45,24 @@ struct PolicyContext {
   bool allow_baselines = false;  // policies that only serve as comparison
   std::span<const std::shared_ptr<const Strategy>> strategies;  // that the operator brought, each made for this model
 
+  // How entries are stored: the first `landing_entries` of a list in `landing`, the others in `format`. All of them are
+  // `dense` unless the request asks for bits (coded.h).
+  PageFormat dense, landing, format;
+  int landing_entries = 0;
+
   int num_lists() const { return num_layers * num_kv_heads; }
+  bool coded() const { return format != dense || landing != dense; }
   // Bytes of a list's pages.
   int64_t ListBytes(int entries) const;
   // The longest list that `bytes` hold.
   int MaxEntries(int64_t bytes) const;
+  // The same without slack.
+  double EntryBytesOf(double entries) const;
+  double EntriesIn(double bytes) const;
+  // Bytes of the pages of a run of so many entries in one format, its tail as small as it can be.
+  int64_t RunBytes(const PageFormat& run_format, int64_t entries) const;
+  // At least the bytes of a list's pages, whatever its tails, while `waiting` entries more than planned are not coded yet.
+  int64_t MostBytes(int64_t entries, int64_t waiting) const;
 };
 
 struct PolicyRow {
@@ -59,6 +76,7 @@ struct PolicyRow {
   absl::StatusOr<std::unique_ptr<Policy>> (*make)(const KvOptions& options, const PolicyContext& context) = nullptr;
   std::unique_ptr<Scorer> (*make_scorer)(const KvOptions& options, const EvictionBudget& budget, const PolicyContext& context) = nullptr;
   bool drops_each_token = false;  // of a scorer's decode form: one entry a token in place of a cut now and then
+  bool chooses_formats = false;   // `bits` are the policy's own business, in options.bits; other policies are told by the context
 };
 
 // In the order in which they are shown. "auto" is none of them: the engine chooses one.

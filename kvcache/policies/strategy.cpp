@@ -180,7 +180,7 @@ std::vector<int> ShareBytes(std::span<const double> wanted, int64_t bytes, int l
                             const PolicyContext& context) {
   // Whole pages, at least what `least` entries take.
   const auto length = [&](int entries) {
-    const int pages = context.MaxEntries(int64_t{entries} * context.entry_bytes);
+    const int pages = context.MaxEntries(static_cast<int64_t>(context.EntryBytesOf(entries)));
     return std::min(most, std::max(pages, context.MaxEntries(context.ListBytes(least))));
   };
   const auto bytes_at = [&](double scale) {
@@ -207,8 +207,7 @@ std::vector<int> ShareBytes(std::span<const double> wanted, int64_t bytes, int l
   for (size_t first = 0, end = 0; first < order.size(); first = end) {
     while (end < order.size() && wanted[order[end]] == wanted[order[first]]) ++end;
     const int now = lengths[order[first]];
-    const int next =
-        std::min(most, now % kPageEntries == 0 ? now + kSmallPageEntries : (now / kPageEntries + 1) * kPageEntries);
+    const int next = std::min(most, context.MaxEntries(context.ListBytes(now + 1)));
     const int64_t more = static_cast<int64_t>(end - first) * (context.ListBytes(next) - context.ListBytes(now));
     if (next <= now || more > left) continue;
     left -= more;
