@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "engine/engine_core.h"
 #include "kernels/check.h"
 #include "spdlog/spdlog.h"
@@ -67,7 +68,9 @@ int64_t EngineCore::NeededBytes(const EngineSequence& sequence) const {
   int64_t most = cache_->BytesForTokens(tokens);
   const int64_t dropped = sequence.policy().MaxBytes(tokens - sequence.num_prompt());
   if (dropped >= 0) {
-    const int64_t prompt = sequence.prompt_rows() > 0 ? cache_->BytesForTokens(sequence.num_prompt()) : 0;
+    const int64_t coded = sequence.policy().MaxPromptBytes();
+    const int64_t whole = coded >= 0 ? coded : cache_->BytesForTokens(sequence.num_prompt());
+    const int64_t prompt = sequence.prompt_rows() > 0 ? whole : 0;
     most = std::min(most, std::max(dropped, prompt));
   }
   return std::max<int64_t>(0, most - HeldBytes(sequence));
@@ -239,7 +242,21 @@ void EngineCore::TakeScores() {
   }
 }
 
+// Whoever has a key or value that cannot be stored ends, and nobody else.
+void EngineCore::EndFaulty() {
+  for (const SeqId seq : cache_->TakeFaults(*stream_)) {
+    for (const SequencePtr& sequence : running_) {
+      if (sequence->kv() != seq || sequence->phase() == SequencePhase::kRetiring) continue;
+      absl::Status status = absl::InternalError(absl::StrCat("the model computed a key or value that is not a finite number within the first ",
+                                                             cache_->num_tokens(seq), " tokens; the cache cannot store it with fewer than 16 bits"));
+      spdlog::error("request '{}' sample {}: {}", sequence->request().request.id, sequence->index(), std::string(status.message()));
+      EndWithSiblings(*sequence, {FinishReason::kError, ""}, status);
+    }
+  }
+}
+
 void EngineCore::AfterCommit() {
+  EndFaulty();
   TakeScores();
   report_ = {};
   report_.num_sequences = static_cast<int>(items_.size());
@@ -255,7 +272,7 @@ void EngineCore::AfterCommit() {
     // The rows of a chunk share one pass over the sample's pages.
     const bool full = sequence.policy().keeps_everything();
     report_.kv_read_bytes += full ? KvReadBytes(*cache_, sequence.num_computed()) : cache_->Report(sequence.kv()).read_bytes_per_token;
-    report_.kv_write_bytes += int64_t{item.rows()} * shape.num_layers * shape.num_kv_heads * cache_->dense_entry_bytes();
+    report_.kv_write_bytes += int64_t{item.rows()} * shape.num_layers * shape.num_kv_heads * cache_->landing_entry_bytes(sequence.kv());
     if (sequence.prompt_rows() > 0) continue;
     if (auto scores = std::exchange(sequence.request().prompt_scores, {}); !scores.empty()) {
       outbox_.push_back({sequence.request().stream, PromptScored{std::move(scores)}});

@@ -15,6 +15,11 @@ bool DropsNothing(const KvBudget& budget) {
   return budget.kind == KvBudget::Kind::kNone || (budget.kind == KvBudget::Kind::kRatio && budget.value >= 1);
 }
 
+bool AsksForBits(const KvOptions& options) {
+  const auto fewer = [](int bits) { return bits != 0 && bits != 16; };
+  return fewer(options.bits.key) || fewer(options.bits.value);
+}
+
 std::string ShortPrompt(int tokens) { return absl::StrCat("auto: full, the prompt has ", tokens, " tokens, below ", kShortPrompt); }
 
 std::shared_ptr<const Policy> Full() { return {std::shared_ptr<const Policy>(), &FullPolicy()}; }
@@ -44,6 +49,7 @@ absl::StatusOr<KvChoice> KvChooser::ChooseAuto(const KvOptions& options, int pro
     wanted.policy = defaults_.kv->policy;
     wanted.params = defaults_.kv->params;
     wanted.strategy = defaults_.kv->strategy;
+    if (options.bits.key == 0 && options.bits.value == 0) wanted.bits = defaults_.kv->bits;
   }
   if (!DropsNothing(options.budget)) {
     if (has_default) {
@@ -54,8 +60,10 @@ absl::StatusOr<KvChoice> KvChooser::ChooseAuto(const KvOptions& options, int pro
                 absl::StrCat("auto: a budget is asked for; ", wanted.policy, " loses least of the policies without calibration"));
   }
   wanted.policy = "full";
+  wanted.bits = options.bits;
   wanted.params.clear();
   wanted.strategy.clear();
+  if (AsksForBits(options)) return Make(wanted, prompt_tokens, "auto: bits are asked for and no budget; full keeps everything in them");
   if (options.budget.kind != KvBudget::Kind::kNone) return Make(wanted, prompt_tokens, "auto: ratio 1 keeps everything");
   if (!has_default) return Make(wanted, prompt_tokens, "auto: no budget is asked for and the server has no other policy (--kv)");
   // Checks what the request protects, whatever will be chosen.

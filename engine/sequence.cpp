@@ -5,6 +5,7 @@
 
 #include "engine/clock.h"
 #include "kernels/check.h"
+#include "kvcache/page_format.h"
 
 namespace loupe {
 namespace {
@@ -163,7 +164,8 @@ KvReport EngineSequence::MakeKvReport(const KvSequenceReport& last) const {
   report.entries_kept = last.entries_kept;
   report.entries_merged = last.entries_merged;
   report.entries_dropped = last.entries_dropped;
-  if (last.entries_kept > 0) report.entries_by_format = {{"dense", last.entries_kept}};
+  for (const KvFormatUse& use : last.formats) report.entries_by_format.emplace_back(FormatName(use.format), use.entries);
+  if (last.entries_kept > 0) report.key_bits = last.key_bits, report.value_bits = last.value_bits;
   report.read_bytes_per_token = last.read_bytes_per_token;
   report.full_read_bytes_per_token = last.full_bytes;
   // Ratios compare with what the prompt would cost in the model's own type, at the end of the prompt.

@@ -69,9 +69,10 @@ bool KvBatch::recordable() const {
          std::none_of(state_->extra_pages.begin(), state_->extra_pages.end(), set);
 }
 bool KvBatch::only_advances() const { return state_->advances && state_->num_tails == 0 && state_->copies.empty(); }
-// Positions lie first in the row buffer; the table of pages has a buffer of its own.
+// Positions lie first in the row buffer; the table of pages has a buffer of its own. A step with coded pages reads them with
+// other kernels.
 std::pair<const void*, const void*> KvBatch::place() const {
-  return {state_->row_buffer.device<char>(), state_->page_buffer.device<char>()};
+  return {state_->row_buffer.device<char>() + (state_->coded ? 1 : 0), state_->page_buffer.device<char>()};
 }
 
 KvCache::Impl::Impl(const KvConfig& kv_config, const KvShape& kv_shape, Backend& kv_backend, std::unique_ptr<SlabArena> slab_arena)

@@ -50,7 +50,7 @@ class KvBatch {
   Tensor positions;  // [T] i32 position of each row in its sequence, on the device; valid from Begin until commit or abandon
 
   // Whether the step's ops may be recorded: they read nothing but arrays at fixed places. `place` tells such steps apart:
-  // equal places and numbers of rows mean equal pointers.
+  // equal places and numbers of rows mean equal pointers and readers.
   bool recordable() const;
   std::pair<const void*, const void*> place() const;
   // Begin is nothing but one op on arrays at fixed places, which may be recorded with the others.

@@ -1,8 +1,11 @@
 #include "server/kv_json.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "kvcache/page_format.h"
+#include "kvcache/policies/coded.h"
 #include "kvcache/policies/registry.h"
 #include "nlohmann/json.hpp"
 #include "server/http_json.h"
@@ -16,12 +19,38 @@ absl::Status Refuse(const std::string& field, const std::string& why) {
   return absl::InvalidArgumentError(absl::StrCat("kv.", field, ": ", why));
 }
 
-absl::Status CheckBits(const Json& bits) {
-  if (!bits.is_object()) return Refuse("bits", "must be an object {\"key\": 16, \"value\": 16}");
+absl::Status ReadBits(const std::string& field, const Json& value, bool may_be_auto, int* out) {
+  if (may_be_auto && value.is_string() && value == "auto") return absl::OkStatus();
+  const int64_t bits = value.is_number_integer() ? value.get<int64_t>() : 0;
+  if (bits == 16 || CodecOfBits(static_cast<int>(std::clamp<int64_t>(bits, 0, 100)))) {
+    *out = static_cast<int>(bits);
+    return absl::OkStatus();
+  }
+  return Refuse(field, absl::StrCat("is ", value.dump(), ", must be 16, 8, 4, 3", may_be_auto ? ", 2 or \"auto\"" : " or 2"));
+}
+
+absl::Status ReadSides(const Json& bits, KvBits* out) {
+  if (!bits.is_object()) return Refuse("bits", "must be an object {\"key\": 4, \"value\": 4}");
   for (const auto& [side, value] : bits.items()) {
     if (side != "key" && side != "value") return Refuse("bits." + side, "unknown field; use key and value");
-    const bool full = (value.is_string() && value == "auto") || (value.is_number_integer() && value == 16);
-    if (!full) return Refuse("bits." + side, absl::StrCat(value.dump(), " is not offered; this build stores 16 bits (or \"auto\")"));
+    if (auto s = ReadBits("bits." + side, value, true, side == "key" ? &out->key : &out->value); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadFloor(const Json& floor, KvFloor* out) {
+  if (!floor.is_object()) return Refuse("floor", "must be an object {\"bits\": 4, \"ratio\": 0.1}");
+  for (const auto& [key, value] : floor.items()) {
+    if (key == "bits") {
+      if (auto s = ReadBits("floor.bits", value, false, &out->bits); !s.ok()) return s;
+    } else if (key == "ratio") {
+      out->ratio = value.is_number() ? value.get<double>() : 0;
+      if (!(out->ratio > 0 && out->ratio <= 1)) {
+        return Refuse("floor.ratio", absl::StrCat("is ", value.dump(), ", must be above 0 and at most 1"));
+      }
+    } else {
+      return Refuse("floor." + key, "unknown field; use bits and ratio");
+    }
   }
   return absl::OkStatus();
 }
@@ -114,10 +143,10 @@ absl::Status ReadField(const std::string& key, const Json& value, KvOptions* opt
     return absl::OkStatus();
   }
   if (key == "budget") return ReadBudget(value, &options->budget);
-  if (key == "bits") return CheckBits(value);
+  if (key == "bits") return ReadSides(value, &options->bits);
+  if (key == "floor") return ReadFloor(value, &options->floor);
   if (key == "protect") return ReadProtect(value, &options->protect);
   if (key == "params") return ReadParams(value, options);
-  if (key == "floor") return Refuse(key, "is not offered; this build never lowers a running request's cache");
   if (key == "on_miss") return Refuse(key, "is not offered; this build keeps nothing outside device memory");
   return Refuse(key, "unknown field; known are policy, budget, bits, floor, protect, on_miss, strategy, params");
 }
@@ -163,6 +192,10 @@ Json KvOptionsToJson(const KvOptions& options) {
     case KvBudget::Kind::kTokens: json["budget"] = {{"tokens", number(options.budget.value)}}; break;
     case KvBudget::Kind::kBytes: json["budget"] = {{"bytes", number(options.budget.value)}}; break;
   }
+  const auto bits = [](int b) { return b == 0 ? Json("auto") : Json(b); };
+  if (options.bits.key != 0 || options.bits.value != 0) json["bits"] = {{"key", bits(options.bits.key)}, {"value", bits(options.bits.value)}};
+  if (options.floor.bits != 0) json["floor"]["bits"] = options.floor.bits;
+  if (options.floor.ratio > 0) json["floor"]["ratio"] = options.floor.ratio;
   const KvProtect& protect = options.protect;
   json["protect"] = {{"sinks", protect.sinks.value_or(4)}, {"recent", protect.recent ? Json(*protect.recent) : Json("auto")}};
   if (!protect.ranges.empty()) json["protect"]["ranges"] = protect.ranges;
@@ -181,21 +214,30 @@ Json KvOptionsToJson(const KvOptions& options) {
       json["params"][spec.name] = value != nullptr ? number(*value) : Json(std::get<std::string>(given->second));
     }
   }
+  for (const ParamSpec& spec : CodingParams()) {
+    const auto given = options.params.find(spec.name);
+    if (given == options.params.end()) continue;
+    const auto* value = std::get_if<double>(&given->second);
+    json["params"][spec.name] = value != nullptr ? number(*value) : Json(std::get<std::string>(given->second));
+  }
   return json;
 }
 
 Json KvPoliciesToJson(bool baselines) {
+  // Further ones have another number of bits for keys than for values.
+  const Json formats = {"dense", "s8", "s4", "s3", "s2"};
   Json list = Json::array();
   list.push_back({{"name", "auto"},
                   {"summary", "full while it fits well, else the server's default policy; with a budget a policy that holds it"},
                   {"needs", "nothing"},
-                  {"formats", {"dense"}},
+                  {"formats", formats},
                   {"parameters", Json::array()}});
   for (const PolicyRow& row : AllPolicies()) {
     if (row.baseline && !baselines) continue;
     Json params = Json::array();
     for (const ParamSpec& spec : row.params) params.push_back(ParamToJson(spec));
-    list.push_back({{"name", row.name}, {"summary", row.summary}, {"needs", row.needs}, {"formats", {"dense"}}, {"parameters", params}});
+    for (const ParamSpec& spec : CodingParams()) params.push_back(ParamToJson(spec));
+    list.push_back({{"name", row.name}, {"summary", row.summary}, {"needs", row.needs}, {"formats", formats}, {"parameters", params}});
   }
   return {{"policies", list}};
 }
@@ -205,6 +247,7 @@ std::string KvPoliciesAsText() {
       "The kv object says what a request's cache keeps, e.g. {\"policy\": \"h2o\", \"budget\": {\"ratio\": 0.25}}.\n\n"
       "budget   {\"ratio\": 0.25} of the prompt's bytes, {\"tokens\": 512} a list, or {\"bytes\": 8388608};\n"
       "         without one nothing is dropped\n"
+      "bits     {\"key\": 4, \"value\": 4}: what is kept is stored with 16, 8, 4, 3 or 2 bits a number\n"
       "protect  {\"sinks\": 4, \"recent\": 64, \"ranges\": [[0, 100]], \"messages\": [0], \"roles\": [\"system\"]}\n"
       "params   parameters of the policy, below\n\n";
   const Json json = KvPoliciesToJson(true);

@@ -173,6 +173,7 @@ void Metrics::Families::AddCache() {
   reserve_failures.counter =
       &AddCounter("loupe_kv_reserve_failures_total", "Times a step found too little free cache and had to preempt.");
   entries_dropped.counter = &AddCounter("loupe_kv_entries_dropped_total", "Entries that policies dropped.");
+  encode_faults.counter = &AddCounter("loupe_kv_encode_faults_total", "Keys and values that were not finite when they were to be coded.");
   cache_info = &BuildGauge()
                     .Name("loupe_cache_config_info")
                     .Help("Page size in tokens and capacity in pages of block_size tokens, for routers.")
@@ -222,6 +223,7 @@ void Metrics::Families::Refresh(const EngineStats& stats) {
   preemptions.Follow(static_cast<double>(stats.preemptions));
   reserve_failures.Follow(static_cast<double>(stats.kv.reserve_failures));
   entries_dropped.Follow(static_cast<double>(stats.kv.entries_dropped));
+  encode_faults.Follow(static_cast<double>(stats.kv.encode_faults));
   weight_bytes->Set(static_cast<double>(stats.weight_bytes));
   const KvStats& kv = stats.kv;
   kv_resident->Set(static_cast<double>(kv.resident_bytes));

@@ -59,7 +59,7 @@ struct Metrics::Families {
   prometheus::Histogram *first_token, *next_token, *per_output_token, *duration[kNumFinishReasons];
   prometheus::Histogram *phase_queue, *phase_tokenize, *phase_prefill, *phase_decode;
   prometheus::Histogram *prompt_tokens, *output_tokens, *retention;
-  Follower prompt_computed, prompt_recomputed, generated, preemptions, reserve_failures, entries_dropped;
+  Follower prompt_computed, prompt_recomputed, generated, preemptions, reserve_failures, entries_dropped, encode_faults;
   std::array<Step, kNumStepPhases> steps;
   prometheus::Gauge *kv_resident, *kv_capacity, *kv_pinned, *kv_tokens, *kv_entries, *kv_pages, *kv_slabs,
       *kv_exact_equivalent;

@@ -13,6 +13,8 @@
 #include "engine/step_model.h"
 #include "kernels/half.h"
 #include "kernels/mirrored_buffer.h"
+#include "kernels/spherical.h"
+#include "kvcache/page_format.h"
 
 namespace loupe {
 namespace {
@@ -54,6 +56,28 @@ int64_t DenseTokenBytes(const LoadedModel& model) {
   const PageFormat format = model.backend->Info().dense_format;
   const int64_t entry = CodecBytes(format.key, shape.head_dim) + CodecBytes(format.value, shape.head_dim);
   return shape.num_layers * shape.num_kv_heads * entry;
+}
+
+// Keeps everything in one format.
+class InFormat final : public Policy {
+ public:
+  explicit InFormat(const PageFormat& format) : format_(format) {}
+  std::string_view name() const override { return "in one format"; }
+  bool keeps_everything() const override { return true; }
+  std::optional<PageFormat> landing_format(bool) const override { return format_; }
+  void AfterPrefill(const SequenceView&, std::vector<ListAction>*) const override {}
+  void AfterDecode(const SequenceView&, std::vector<ListAction>*) const override {}
+
+ private:
+  PageFormat format_;
+};
+
+absl::StatusOr<PageFormat> ReadFormat(const std::string& name, const LoadedModel& model) {
+  const auto format = FormatByName(name, model.backend->Info().dense_format);
+  if (!format) return absl::InvalidArgumentError(absl::StrCat("--format is ", name, ", must be dense, s8, s4, s3, s2, or s4v2 and the like"));
+  if (!IsCoded(*format) || model.config.head_dim % spherical::kDimStep == 0) return *format;
+  return absl::InvalidArgumentError(absl::StrCat("--format ", name, " needs heads whose size is a multiple of ", spherical::kDimStep,
+                                                 "; this model's have ", model.config.head_dim));
 }
 
 // Sequences in a cache of their own, fed with random tokens.
@@ -235,7 +259,12 @@ absl::StatusOr<double> MeasureReadBandwidth(Backend& backend) {
   return best;
 }
 
-absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& options) {
+absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& asked) {
+  const auto format = ReadFormat(asked.format, model);
+  if (!format.ok()) return format.status();
+  const InFormat policy(*format);
+  BenchOptions options = asked;
+  options.policy = &policy;
   // Steps warm up before the measured ones.
   const int warm_up = WarmUpSteps(*model.backend);
   const int all_tokens = options.tokens + warm_up;

@@ -93,7 +93,9 @@ absl::Status EvalRunner::Step(std::span<const KvStepItem> items, std::span<const
   if (absl::Status s = Compute(items, ids, logit_rows, {}); !s.ok()) return s;
   if (before_commit) before_commit();
   cache_->Commit(batch_, *stream_);
-  return stream_->Synchronize();
+  if (absl::Status s = stream_->Synchronize(); !s.ok()) return s;
+  if (cache_->TakeFaults(*stream_).empty()) return absl::OkStatus();
+  return absl::InternalError("the model computed a key or value that is not a finite number, which no code can store");
 }
 
 absl::StatusOr<std::span<const float>> EvalRunner::Prefill(SeqId seq, std::span<const int32_t> ids, int chunk) {
@@ -166,9 +168,15 @@ absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolic
   // Policies are grouped by the pass over the prompt that can serve them: nearly always one.
   std::vector<SharedSignals> passes;
   std::vector<size_t> pass_of;
+  constexpr size_t kOwnPass = static_cast<size_t>(-1);
   for (const EvalPolicy& policy : policies) {
     auto made = MakePolicy(policy.options, context);
     if (!made.ok()) return made.status();
+    if ((*made)->acts_in_prefill()) {  // its prompt is another one's for nobody
+      pass_of.push_back(kOwnPass);
+      made_.push_back(*std::move(made));
+      continue;
+    }
     size_t pass = 0;
     while (pass < passes.size() && !passes[pass].Add((*made)->signals())) ++pass;
     if (pass == passes.size()) {
@@ -184,6 +192,13 @@ absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolic
     if (!result.ok() && status.ok()) status = result.status();
     return result.ok();
   };
+  for (size_t i = 0; i < policies.size() && status.ok(); ++i) {
+    if (pass_of[i] != kOwnPass) continue;
+    auto own = cache_->Open(*made_[i]);
+    if (!check(own)) break;
+    seqs[i + 1] = *own;
+    check(Prefill(*own, prompt, chunk));
+  }
   for (size_t pass = 0; pass < passes.size() && status.ok(); ++pass) {
     auto base = cache_->Open(passes[pass]);
     if (!check(base)) break;

@@ -8,6 +8,8 @@
 #include "engine/model/weights.h"
 #include "engine/text/tokenizer.h"
 #include "kernels/page_layout.h"
+#include "kernels/spherical.h"
+#include "kvcache/page_format.h"
 
 namespace loupe {
 namespace {
@@ -82,7 +84,11 @@ absl::StatusOr<ModelSummary> InspectModel(const std::string& path) {
   if (config.head_dim > 0) {
     summary.kv_bytes_per_token =
         2 * CodecBytes(Codec::kDense, config.head_dim) * config.num_layers * config.num_kv_heads;
-    summary.kv_bytes_per_token_by_format["dense"] = summary.kv_bytes_per_token;
+    for (const char* name : {"dense", "s8", "s4", "s3", "s2"}) {
+      const PageFormat format = *FormatByName(name, PageFormat{});
+      if (IsCoded(format) && config.head_dim % spherical::kDimStep != 0) continue;
+      summary.kv_bytes_per_token_by_format[name] = EntryBytes(format, config.head_dim) * config.num_layers * config.num_kv_heads;
+    }
   }
   return summary;
 }

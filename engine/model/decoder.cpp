@@ -383,6 +383,7 @@ KvShape Decoder::kv_shape() const {
   shape.num_heads = c.num_heads;
   shape.num_kv_heads = c.num_kv_heads;
   shape.head_dim = c.head_dim;
+  shape.model = c.name.empty() ? c.architecture : c.name;
   shape.windows = c.windows;
   shape.sinks = c.sinks;
   return shape;

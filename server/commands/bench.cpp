@@ -142,6 +142,9 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
         ->add_option("--prompt-rows", state->prompt_rows, "of the context, the last that are prompt rows; 0: one decode row a sequence")
         ->check(CLI::Range(0, 1 << 20));
   }
+  if (name == "decode") {
+    command.app->add_option("--format", state->options.format, "of all cache pages: dense, s8, s4, s3, s2, or s4v2 and the like");
+  }
   if (name != "attention") {
     command.app->add_option("--tokens", state->options.tokens, "tokens decoded a sequence")->check(CLI::Range(1, 1 << 20));
   }
