@@ -105,6 +105,7 @@ class EngineCore {
   void GiveUp(EngineSequence& sequence, const absl::Status& status);
   absl::Status Compute();
   void FailDevice(const absl::Status& status);
+  void MakeRoomForPolicies();
   void EndFaulty();
   void AfterCommit();
   void TakeScores();

@@ -66,12 +66,11 @@ int64_t EngineCore::HeldBytes(const EngineSequence& sequence) const {
 int64_t EngineCore::NeededBytes(const EngineSequence& sequence) const {
   const int tokens = std::min(sequence.num_known() + HeadroomTokens(sequence), limits_.max_context);
   int64_t most = cache_->BytesForTokens(tokens);
-  const int64_t dropped = sequence.policy().MaxBytes(tokens - sequence.num_prompt());
-  if (dropped >= 0) {
-    const int64_t coded = sequence.policy().MaxPromptBytes();
-    const int64_t whole = coded >= 0 ? coded : cache_->BytesForTokens(sequence.num_prompt());
-    const int64_t prompt = sequence.prompt_rows() > 0 ? whole : 0;
-    most = std::min(most, std::max(dropped, prompt));
+  const Policy& policy = sequence.policy();
+  if (const int64_t dropped = policy.MaxBytes(tokens - sequence.num_prompt()); dropped >= 0) {
+    most = std::min(most, dropped);
+    const int64_t whole = policy.MaxPromptBytes();
+    if (sequence.prompt_rows() > 0) most = std::max(most, whole >= 0 ? whole : cache_->BytesForTokens(sequence.num_prompt()));
   }
   return std::max<int64_t>(0, most - HeldBytes(sequence));
 }
@@ -215,6 +214,7 @@ absl::Status EngineCore::Compute() {
   batch_->FetchScores(*stream_);
   batch_->GiveSurprisal(items_, *cache_, *stream_);
   cache_->Commit(kv_batch_, *stream_);
+  MakeRoomForPolicies();
   const absl::Status status = stream_->Synchronize();
   step_end_ = parts_.clock->Now();
   return status;
@@ -236,9 +236,24 @@ void EngineCore::FailDevice(const absl::Status& status) {
 void EngineCore::TakeScores() {
   for (const StepBatch::Score& score : batch_->scores()) {
     EngineSequence& sequence = *score.sequence;
-    if (sequence.phase() == SequencePhase::kRetiring) continue;
+    if (sequence.phase() == SequencePhase::kRetiring || sequence.phase() == SequencePhase::kWaiting) continue;
     absl::Status status = sequence.TakeScore(score.position, batch_->scored(score), vocab_size_, *parts_.tokenizer);
     if (!status.ok()) EndWithSiblings(sequence, {FinishReason::kError, ""}, status);
+  }
+}
+
+// What a policy said and found no room for gets it from those of lower rank, before the next step, so that a sample's tokens
+// do not depend on who else is there.
+void EngineCore::MakeRoomForPolicies() {
+  const std::vector<BatchItem> items = items_;
+  for (const BatchItem& item : items) {
+    EngineSequence& sequence = *item.sequence;
+    while (sequence.kv().value >= 0 && cache_->waits_for_room(sequence.kv())) {
+      if (cache_->Retry(sequence.kv(), *stream_).ok()) break;
+      EngineSequence* lowest = LowestRunning();
+      if (lowest == &sequence && running_.size() == 1) break;  // alone: it goes on as it is
+      Preempt(*lowest, Preemption::Cause::kMemory);
+    }
   }
 }
 
@@ -289,7 +304,7 @@ void EngineCore::SampleAll() {
     const SampledRow& own = *next++;
     const std::span<const SampledRow> others(next, static_cast<size_t>(batch_->num_siblings(i)));
     next += others.size();
-    if (sampled[i]->phase() == SequencePhase::kRetiring) continue;
+    if (sampled[i]->phase() == SequencePhase::kRetiring || sampled[i]->phase() == SequencePhase::kWaiting) continue;
     if (!sampled[i]->request().siblings.empty()) ForkSiblings(*sampled[i], others);
     TakeToken(*sampled[i], own);
   }

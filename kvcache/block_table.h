@@ -136,6 +136,7 @@ struct Sequence {
   bool in_flight = false;        // a reserved batch holds it
   bool may_share = false;        // was forked once: reference counts must be looked at before a write
   bool prefill_pending = false;  // AfterPrefill is due, or found no room and is asked again
+  std::vector<ListAction> pending;  // what AfterDecode said at the last commit, if there was no room for it
   int64_t device_bytes = 0;
   int64_t peak_device_bytes = 0;
   int64_t prompt_device_bytes = 0;  // when AfterPrefill had run

@@ -282,6 +282,14 @@ std::vector<int32_t> KvCache::ListPositions(SeqId seq, int layer, int kv_head) c
 std::vector<PageRef> KvCache::ListPages(SeqId seq, int layer, int kv_head) const {
   return impl_->Get(seq).lists.at(static_cast<size_t>(layer * impl_->shape.num_kv_heads + kv_head)).pages;
 }
+bool KvCache::waits_for_room(SeqId seq) const {
+  const Sequence& sequence = impl_->Find(seq);
+  return sequence.prefill_pending || !sequence.pending.empty();
+}
+absl::Status KvCache::Retry(SeqId seq, Stream& stream) {
+  if (impl_->in_flight.empty()) impl_->pool.DrainRetired();
+  return impl_->Retry(impl_->Get(seq), stream);
+}
 std::vector<SeqId> KvCache::TakeFaults(Stream& stream) { return impl_->TakeFaults(stream); }
 absl::Status KvCache::SetMeanKeys(std::span<const float> mean_keys) { return impl_->SetMeanKeys(mean_keys); }
 int64_t KvCache::landing_entry_bytes(SeqId seq) const { return EntryBytes(impl_->Find(seq).landing, impl_->shape.head_dim); }

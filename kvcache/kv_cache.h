@@ -140,9 +140,13 @@ class KvCache {
   // (item, kv head). The caller owns both tensors and the pages, and keeps them until the step has run.
   void SetExtraPages(KvBatch& batch, int layer, const Tensor& pages, const Tensor& counts);
   // Positions advance, policies of the batch's sequences act. A policy whose repack finds no room leaves its lists as
-  // they are and is asked again at the next commit.
+  // they are (waits_for_room); at the end of a prompt it is asked again at the next commit.
   void Commit(KvBatch& batch, Stream& stream);
   void Abandon(KvBatch& batch);
+  // Whether what the policy said at the last commit found no room; and once more, when somebody has left:
+  // RESOURCE_EXHAUSTED: there is none yet. What finds none before the next step is forgotten, but for the end of a prompt.
+  bool waits_for_room(SeqId seq) const;
+  absl::Status Retry(SeqId seq, Stream& stream);
   // Sequences that hold a key or value which was not finite when it was to be coded, if the last commit has met one; they
   // are to be closed. Once the stream has been synchronised after the commit.
   std::vector<SeqId> TakeFaults(Stream& stream);

@@ -98,6 +98,7 @@ struct KvCache::Impl {
   void RunPolicy(const KvBatch::State& state, int item, Stream& stream);
   // The policy acts on a complete prompt. RESOURCE_EXHAUSTED: no room for its repack, nothing has changed.
   absl::Status EndPrefill(Sequence& sequence, Stream& stream);
+  absl::Status Retry(Sequence& sequence, Stream& stream);
   // What a policy sees when `signals` is what it asked for and still gets.
   SequenceView BuildViews(const Sequence& sequence, const Signals& signals, bool after_prefill, Stream& stream);
   void ViewPositions(const KvList& list, size_t index, ListView* view);

@@ -1,5 +1,6 @@
 // Policies act: when one is due, what it is shown, and what happens if its repack finds no room.
 #include <algorithm>
+#include <utility>
 
 #include "kernels/check.h"
 #include "kvcache/kv_cache_impl.h"
@@ -33,6 +34,14 @@ void KvCache::Impl::RunPolicy(const KvBatch::State& state, int item_index, Strea
   policy.AfterDecode(view, &actions);
   const absl::Status status = Repack(sequence, actions, stream);
   LOUPE_CHECK(status.ok() || absl::IsResourceExhausted(status)) << "policy " << policy.name() << ": " << status.ToString();
+  if (!status.ok()) sequence.pending = std::move(actions);
+}
+
+absl::Status KvCache::Impl::Retry(Sequence& sequence, Stream& stream) {
+  if (sequence.prefill_pending) return EndPrefill(sequence, stream);
+  const absl::Status status = Repack(sequence, sequence.pending, stream);
+  if (status.ok()) sequence.pending.clear();
+  return status;
 }
 
 // Without room the chunk stays as it is; the next one is looked at together with it.

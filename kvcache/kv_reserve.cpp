@@ -119,6 +119,7 @@ absl::Status KvCache::Impl::LayOutRows(std::span<const KvStepItem> step_items, K
     state->wants_entries |= signals.entries && item.num_prompt_rows > 0;
     state->coded |= sequence.coded;
     sequence.in_flight = true;
+    sequence.pending.clear();
     state->items.push_back({&sequence, item.num_prompt_rows, item.num_decode_rows, 0, 0, item.ends_prefill});
   }
   int64_t row = 0;

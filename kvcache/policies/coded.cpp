@@ -63,7 +63,11 @@ class Coded final : public Policy {
 };
 
 int64_t Coded::MaxPromptBytes() const {
-  if (!coding_.while_prefilling) return -1;
+  if (!coding_.while_prefilling) {
+    // Until the dense pages go, the coded ones are beside them.
+    const int64_t pages = (int64_t{context_.num_prompt} + kSmallPageEntries + kPageEntries - 1) / kPageEntries;
+    return pages * context_.page_bytes * context_.num_lists() + MaxBytes(0);
+  }
   // A chunk lands beside what is protected and what is too little to be coded yet.
   return context_.MostBytes(context_.num_prompt, context_.max_step_rows + kCodeBatch) * context_.num_lists();
 }
@@ -164,7 +168,7 @@ absl::Status CheckFloor(const KvOptions& options) {
       return Refuse("floor.bits", absl::StrCat("is ", floor.bits, ", above the ", asked, " that bits.", side, " asks for"));
     }
   }
-  if (options.budget.kind == KvBudget::Kind::kRatio && floor.ratio > options.budget.value) {
+  if (options.budget.kind == KvBudget::Kind::kRatio && floor.ratio > 0 && floor.ratio > options.budget.value) {
     return Refuse("floor.ratio", absl::StrCat("is ", floor.ratio, ", above budget.ratio, which is ", options.budget.value));
   }
   return absl::OkStatus();

@@ -133,8 +133,8 @@ class Policy {
   // AfterChunk is due after every step with prompt rows that does not end the prompt. Its view has no signals.
   virtual bool acts_in_prefill() const { return false; }
   virtual void AfterChunk(const SequenceView& /*sequence*/, std::vector<ListAction>* /*actions*/) const {}
-  // Most bytes that a sequence holds between steps until its prompt is complete, page slack included; -1: as much as if
-  // all of it were dense.
+  // Most bytes that a sequence holds until its prompt is complete and the policy has acted on it, page slack included; -1:
+  // as much as if all of it were dense.
   virtual int64_t MaxPromptBytes() const { return -1; }
   // Most bytes that a sequence holds between steps once its prompt is complete and `num_generated` tokens later, page slack
   // included; -1: as much as if nothing were dropped.

@@ -2,6 +2,7 @@
 // exceeded, admission counts what a policy will hold, and a preemption changes nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -114,6 +115,16 @@ class KvPolicySim : public ::testing::Test {
     return requests;
   }
 
+  // The same, stored in 4 and 2 bits.
+  static std::vector<Request> OneEachCoded(int prompt_tokens, int max_tokens) {
+    std::vector<Request> requests = OneEach(prompt_tokens, max_tokens);
+    for (Request& request : requests) {
+      request.id += "coded";
+      request.kv->bits = {4, 2};
+    }
+    return requests;
+  }
+
   std::unique_ptr<Backend> backend_;
   FakeModel model_{4096};
   FakeTokenizer tokenizer_;
@@ -161,6 +172,95 @@ TEST_F(KvPolicySim, PreemptionChangesNoToken) {
   const auto tight = Run(requests);
   EXPECT_GT(core_->queue().Stats().preemptions, 0);
   for (const Request& request : requests) EXPECT_EQ(tight.at(request.id).tokens, roomy.at(request.id).tokens) << request.id;
+}
+
+TEST_F(KvPolicySim, CodedRequestsMixToo) {
+  std::vector<Request> requests = OneEachCoded(300, 100);
+  std::map<std::string, Heard> alone;
+  Make(Limits(64, 24, 64), Everything());
+  for (const Request& request : requests) alone[request.id] = Run({request}).at(request.id);
+  for (const Request& request : OneEach(300, 100)) requests.push_back(request);
+  Make(Limits(64, 24, 100), Everything());
+  const auto together = Run(requests);
+  for (const Request& request : requests) {
+    if (!alone.count(request.id)) continue;
+    EXPECT_EQ(together.at(request.id).tokens, alone.at(request.id).tokens) << request.id;
+    const KvReport& a = together.at(request.id).finished->usage.kv;
+    EXPECT_EQ(a.device_bytes, alone.at(request.id).finished->usage.kv.device_bytes) << request.id;
+    EXPECT_EQ(a.entries_kept + a.entries_dropped, 16 * (static_cast<int64_t>(request.prompt.size()) + 99)) << request.id;
+    std::map<std::string, int64_t> formats(a.entries_by_format.begin(), a.entries_by_format.end());
+    EXPECT_EQ(formats["s4v2"] + formats["dense"], a.entries_kept) << request.id;
+    EXPECT_TRUE(a.key_bits > 4 && a.key_bits < 16 && a.value_bits < a.key_bits) << a.key_bits << " and " << a.value_bits;
+    if (request.kv->budget.kind == KvBudget::Kind::kRatio) EXPECT_LE(a.bytes_ratio, 0.3) << request.id;
+  }
+}
+
+TEST_F(KvPolicySim, PreemptionChangesNoTokenOfCodedRequests) {
+  const std::vector<Request> requests = OneEachCoded(300, 200);
+  Make(Limits(64, 12, 64), Everything());
+  const auto roomy = Run(requests);
+  EXPECT_EQ(core_->queue().Stats().preemptions, 0);
+  Make(Limits(4, 12, 64), Everything());
+  const auto tight = Run(requests);
+  EXPECT_GT(core_->queue().Stats().preemptions, 0);
+  for (const Request& request : requests) EXPECT_EQ(tight.at(request.id).tokens, roomy.at(request.id).tokens) << request.id;
+}
+
+TEST_F(KvPolicySim, APromptThatIsCodedAsItComesNeedsLess) {
+  Make(Limits(16, 8, 256), {});
+  KvOptions kv = Kv("full", KvBudget::Kind::kNone, 0);
+  kv.bits = {4, 4};
+  const KvReport dense = Run({Ask("a", 2000, 20, kv)}).at("a").finished->usage.kv;
+  kv.params["prefill"] = std::string("coded");
+  const KvReport coded = Run({Ask("a", 2000, 20, kv)}).at("a").finished->usage.kv;
+  EXPECT_GT(dense.peak_bytes_ratio, 1);
+  EXPECT_LT(coded.peak_bytes_ratio, 0.55);
+  EXPECT_LT(dense.bytes_ratio, 0.31);
+  EXPECT_LT(coded.bytes_ratio, 0.29);
+  // Eleven slabs hold 2,800 full tokens: four such prompts run at once.
+  std::vector<Request> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(Ask(absl::StrCat("request", std::string(static_cast<size_t>(i), '.')), 2000, 20, kv));
+  Make(Limits(11, 8, 256), {});
+  int most_running = 0;
+  Run(requests, [&] { most_running = std::max(most_running, core_->num_running()); });
+  EXPECT_GE(most_running, 3);
+}
+
+TEST_F(KvPolicySim, AFaultEndsItsRequestAlone) {
+  Make(Limits(32, 8, 64), {});
+  KvOptions kv = Kv("full", KvBudget::Kind::kNone, 0);
+  kv.bits = {4, 4};
+  Request bad = Ask("bad", 200, 60, kv), good = Ask("good", 200, 12, kv);
+  for (int32_t& token : good.prompt) token = 1 + token % 20;
+  const Heard before = Run({good}).at("good");
+  int32_t id = 1;  // that the good request never meets
+  const auto meets = [&](const std::vector<int32_t>& ids) { return std::find(ids.begin(), ids.end(), id) != ids.end(); };
+  while (meets(good.prompt) || meets(before.tokens)) ++id;
+  ASSERT_LT(id, kFakeVocab);
+  bad.prompt[150] = model_.infinite_key = id;
+  auto first = core_->Submit(bad), second = core_->Submit(good);
+  ASSERT_TRUE(first.ok() && second.ok());
+  for (int i = 0; i < 1000 && core_->Step() != EngineCore::Outcome::kIdle; ++i) clock_.Advance(0.01);
+  Heard heard[2];
+  for (int i = 0; i < 2; ++i) {
+    while (auto event = (i == 0 ? *first : *second)->TryNext()) {
+      if (auto* delta = std::get_if<Delta>(&*event)) {
+        heard[i].tokens.insert(heard[i].tokens.end(), delta->token_ids.begin(), delta->token_ids.end());
+      } else if (auto* finished = std::get_if<Finished>(&*event)) {
+        heard[i].finished = *finished;
+      }
+    }
+    ASSERT_TRUE(heard[i].finished);
+  }
+  EXPECT_EQ(heard[0].finished->reason, FinishReason::kError);
+  EXPECT_TRUE(absl::IsInternal(heard[0].finished->error)) << heard[0].finished->error;
+  EXPECT_NE(heard[0].finished->error.message().find("not a finite number"), absl::string_view::npos);
+  EXPECT_TRUE(heard[0].tokens.empty());
+  EXPECT_EQ(heard[1].tokens, before.tokens);
+  EXPECT_TRUE(heard[1].finished->error.ok());
+  EXPECT_GT(core_->cache().Stats().encode_faults, 0);
+  core_->cache().Audit();
+  EXPECT_EQ(core_->cache().Stats().resident_bytes, 0);
 }
 
 TEST_F(KvPolicySim, ARatioOfOneEqualsFull) {

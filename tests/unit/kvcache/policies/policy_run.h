@@ -101,6 +101,7 @@ class PolicyRun {
     return kept;
   }
   KvCache& cache() { return *cache_; }
+  std::vector<SeqId> TakeFaults() { return cache_->TakeFaults(*stream_); }
   // For polykv; a random one unless said otherwise.
   void Use(std::shared_ptr<const Strategy> strategy) { strategies_ = {std::move(strategy)}; }
   const PolicyShape& shape() const { return shape_; }
