@@ -262,8 +262,9 @@ void EngineCore::EndFaulty() {
   for (const SeqId seq : cache_->TakeFaults(*stream_)) {
     for (const SequencePtr& sequence : running_) {
       if (sequence->kv() != seq || sequence->phase() == SequencePhase::kRetiring) continue;
-      absl::Status status = absl::InternalError(absl::StrCat("the model computed a key or value that is not a finite number within the first ",
-                                                             cache_->num_tokens(seq), " tokens; the cache cannot store it with fewer than 16 bits"));
+      absl::Status status = absl::InternalError(
+          absl::StrCat("the model computed a key or value that is not a finite number within the first ", cache_->num_tokens(seq),
+                       " tokens; the cache cannot store it with fewer than 16 bits"));
       spdlog::error("request '{}' sample {}: {}", sequence->request().request.id, sequence->index(), std::string(status.message()));
       EndWithSiblings(*sequence, {FinishReason::kError, ""}, status);
     }

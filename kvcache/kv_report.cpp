@@ -84,7 +84,7 @@ void KvCache::Impl::AuditList(const Sequence& sequence, int list_index,
     LOUPE_CHECK(pool.page_class(ref.unit) == ref.page_class()) << "class of page " << i << " in list " << list_index;
     LOUPE_CHECK(ref.count > 0 && ref.count <= ref.page_class().entries()) << "page " << i << " counts " << ref.count;
     LOUPE_CHECK(ends_run || ref.count == ref.page_class().entries()) << "page " << i << " of list " << list_index << " has room";
-    LOUPE_CHECK(i == 0 || i + 1 < list.pages.size() || entries == list.before_tail) << entries << " entries before the last page";
+    LOUPE_CHECK(i + 1 < list.pages.size() || entries == list.before_tail) << entries << " entries before the last page";
     auto& owner = (*owners)[ref.unit];
     LOUPE_CHECK(owner.first == 0 || owner.second == ref.count) << "owners of unit " << ref.unit << " count differently";
     ++owner.first;
@@ -148,7 +148,9 @@ std::string KvCache::Impl::Dump() const {
     out += absl::StrFormat("sequence %d tokens %d bytes %d peak %d in flight %d pending %d\n", id, sequence.num_tokens,
                            sequence.device_bytes, sequence.peak_device_bytes, sequence.in_flight, sequence.prefill_pending);
     for (const KvList& list : sequence.lists) {
-      for (const PageRef& ref : list.pages) out += absl::StrFormat(" %d:%d%s%s", ref.unit, ref.count, FormatName(ref.page_class().format), ref.small ? " small" : "");
+      for (const PageRef& ref : list.pages) {
+        out += absl::StrFormat(" %d:%d%s%s", ref.unit, ref.count, FormatName(ref.page_class().format), ref.small ? " small" : "");
+      }
       out += " |";
       for (int e = 0; e < list.entries(); ++e) out += absl::StrFormat(" %d", list.positions[e]);
       out += "\n";

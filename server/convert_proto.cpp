@@ -78,7 +78,8 @@ absl::StatusOr<KvOptions> KvFromProto(const v1::KvOptions& m) {
   }
   if (m.bits().key() != 0) kv["bits"]["key"] = m.bits().key();
   if (m.bits().value() != 0) kv["bits"]["value"] = m.bits().value();
-  if (m.has_floor()) kv["floor"] = {{"bits", m.floor().bits()}, {"ratio", m.floor().ratio()}};
+  if (m.floor().bits() != 0) kv["floor"]["bits"] = m.floor().bits();
+  if (m.floor().ratio() != 0) kv["floor"]["ratio"] = m.floor().ratio();
   if (m.has_protect()) kv["protect"] = ProtectToJson(m.protect());
   if (!m.on_miss().empty()) kv["on_miss"] = m.on_miss();
   if (!m.strategy().empty()) kv["strategy"] = m.strategy();

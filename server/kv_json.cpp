@@ -193,7 +193,9 @@ Json KvOptionsToJson(const KvOptions& options) {
     case KvBudget::Kind::kBytes: json["budget"] = {{"bytes", number(options.budget.value)}}; break;
   }
   const auto bits = [](int b) { return b == 0 ? Json("auto") : Json(b); };
-  if (options.bits.key != 0 || options.bits.value != 0) json["bits"] = {{"key", bits(options.bits.key)}, {"value", bits(options.bits.value)}};
+  if (options.bits.key != 0 || options.bits.value != 0) {
+    json["bits"] = {{"key", bits(options.bits.key)}, {"value", bits(options.bits.value)}};
+  }
   if (options.floor.bits != 0) json["floor"]["bits"] = options.floor.bits;
   if (options.floor.ratio > 0) json["floor"]["ratio"] = options.floor.ratio;
   const KvProtect& protect = options.protect;

@@ -11,7 +11,8 @@ namespace loupe {
 
 inline constexpr size_t kMaxProtectRanges = 256;
 
-// INVALID_ARGUMENT names the offending field. Fields that this build would silently lose (on_miss) are refused by name, saying what is offered. Values that depend on model and prompt are checked by the engine.
+// INVALID_ARGUMENT names the offending field. Fields that this build would silently lose (on_miss) are refused by name, saying
+// what is offered. Values that depend on model and prompt are checked by the engine.
 absl::StatusOr<KvOptions> ParseKvOptions(const nlohmann::ordered_json& json);
 absl::StatusOr<KvOptions> ParseKvOptions(const std::string& text);
 

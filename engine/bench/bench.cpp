@@ -74,7 +74,9 @@ class InFormat final : public Policy {
 
 absl::StatusOr<PageFormat> ReadFormat(const std::string& name, const LoadedModel& model) {
   const auto format = FormatByName(name, model.backend->Info().dense_format);
-  if (!format) return absl::InvalidArgumentError(absl::StrCat("--format is ", name, ", must be dense, s8, s4, s3, s2, or s4v2 and the like"));
+  if (!format) {
+    return absl::InvalidArgumentError(absl::StrCat("--format is ", name, ", must be dense, s8, s4, s3, s2, or s4v2 and the like"));
+  }
   if (!IsCoded(*format) || model.config.head_dim % spherical::kDimStep == 0) return *format;
   return absl::InvalidArgumentError(absl::StrCat("--format ", name, " needs heads whose size is a multiple of ", spherical::kDimStep,
                                                  "; this model's have ", model.config.head_dim));

@@ -43,7 +43,8 @@ struct BenchResult {
 // Read bandwidth in GB/s of the backend over a buffer far larger than the caches, best of a few passes.
 absl::StatusOr<double> MeasureReadBandwidth(Backend& backend);
 
-// INVALID_ARGUMENT: a format that is none, or that the model's heads cannot have. Of all three: more tokens than the model's context holds, with both numbers.
+// INVALID_ARGUMENT: a format that is none, or that the model's heads cannot have. Of all three: more tokens than the
+// model's context holds, with both numbers.
 absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& options);
 absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions& options);
 // Consumes the model.

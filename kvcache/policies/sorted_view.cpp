@@ -26,7 +26,9 @@ void SortedView::Sort(ListView* list, std::vector<int32_t>* order) {
   for (std::vector<std::span<const float>>* sums : {&list->window_mass, &list->last_row_mass, &list->column_sums}) {
     for (std::span<const float>& head : *sums) head = Reorder(head, *order);
   }
-  for (std::span<const float>* values : {&list->key_norms, &list->key_alignment, &list->entry_probability}) *values = Reorder(*values, *order);
+  for (std::span<const float>* values : {&list->key_norms, &list->key_alignment, &list->entry_probability}) {
+    *values = Reorder(*values, *order);
+  }
 }
 
 // Any number of values an entry.

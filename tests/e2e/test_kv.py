@@ -74,8 +74,15 @@ def test_ratio_one_is_full(server):
     ({"policy": "snapkv", "params": {"wind": 3}}, ["kv.params.wind", "window"]),
     ({"policy": "h2o", "params": {"sums": "cubed"}}, ["kv.params.sums", "cubed", "raw"]),
     ({"policy": "full", "budget": {"ratio": 0.5}}, ["kv.budget.ratio", "full"]),
-    ({"policy": "snapkv", "bits": {"key": 4}}, ["kv.bits.key", "4"]),
-    ({"policy": "snapkv", "floor": {"bits": 4}}, ["kv.floor"]),
+    ({"policy": "snapkv", "bits": {"key": 5}}, ["kv.bits.key", "5", "16, 8, 4, 3, 2"]),
+    ({"policy": "snapkv", "bits": {"keys": 4}}, ["kv.bits.keys", "key and value"]),
+    ({"policy": "full", "bits": {"key": 4, "value": 4}, "floor": {"bits": 8}}, ["kv.floor.bits", "8", "4"]),
+    ({"policy": "snapkv", "budget": {"ratio": 0.25}, "floor": {"ratio": 0.5}}, ["kv.floor.ratio", "0.5", "0.25"]),
+    ({"policy": "full", "floor": {"ratio": 2}}, ["kv.floor.ratio", "2"]),
+    ({"policy": "full", "params": {"prefill": "coded"}}, ["kv.params.prefill", "16"]),
+    ({"policy": "full", "bits": {"key": 4}, "params": {"prefill": "coded", "protected_bits": 16}}, ["kv.params.protected_bits", "16"]),
+    ({"policy": "snapkv", "bits": {"key": 4, "value": 4}, "budget": {"ratio": 0.3}, "protect": {"ranges": [[0, 60]]}},
+     ["kv.budget.ratio", "protected", "bytes"]),
     ({"policy": "snapkv", "on_miss": "block"}, ["kv.on_miss"]),
     ({"policy": "snapkv", "strategy": "mine"}, ["kv.strategy", "mine"]),
     ({"policy": "snapkv", "protect": {"messages": [0]}}, ["kv.protect.messages", "chat"]),
@@ -86,6 +93,50 @@ def test_what_cannot_be_is_refused_with_numbers(server, kv, words):
     assert r.status_code == 400 and r.json()["error"]["param"].startswith("kv"), r.text
     for word in words:
         assert word in r.json()["error"]["message"], r.text
+
+
+DENSE_ENTRY = 256  # bytes of key and value, 64 dimensions each
+
+
+def test_bits_store_what_is_kept(server):
+    _, full = answer(server, {"policy": "full"}, max_tokens=100)
+    for bits, coded, ratio in ((8, 132, 0.56), (4, 68, 0.32), (2, 36, 0.21)):
+        _, kv = answer(server, {"policy": "full", "bits": {"key": bits, "value": bits}}, max_tokens=100)
+        assert kv["entries"]["dropped"] == 0 and kv["entries"]["kept"] == full["entries"]["kept"]
+        formats = kv["entries_by_format"]
+        assert set(formats) == {"dense", f"s{bits}"} and sum(formats.values()) == kv["entries"]["kept"]
+        assert formats["dense"] <= 90 * (68 + 80)  # sinks, recent ones and less than a page and an interval that wait
+        assert kv["bytes_ratio"] < ratio and kv["read_bytes_per_token"] == formats["dense"] * DENSE_ENTRY + formats[f"s{bits}"] * coded
+        assert bits < kv["bits"]["key"] == kv["bits"]["value"] < 16 and kv["peak_bytes_ratio"] > 1
+
+
+def test_key_and_value_may_differ(server):
+    _, kv = answer(server, {"policy": "streaming", "budget": {"tokens": 500}, "bits": {"key": 4, "value": 2}})
+    assert set(kv["entries_by_format"]) == {"dense", "s4v2"} and kv["bits"]["value"] < kv["bits"]["key"]
+
+
+def test_a_budget_holds_more_in_fewer_bits(server):
+    for policy in ("streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff", "polykv"):
+        kept = []
+        for bits in (16, 4):
+            _, kv = answer(server, {"policy": policy, "budget": {"ratio": 0.15}, "bits": {"key": bits, "value": bits}})
+            assert kv["bytes_ratio"] <= 0.15 and kv["policy"] == policy
+            kept.append(kv["entries"]["kept"])
+        assert kept[1] > 1.8 * kept[0], policy
+
+
+def test_a_prompt_may_be_coded_as_it_comes(server):
+    kv = {"policy": "full", "bits": {"key": 4, "value": 4}, "params": {"prefill": "coded"}}
+    _, report = answer(server, kv)
+    assert set(report["entries_by_format"]) == {"s8", "s4"} and report["peak_bytes_ratio"] < 0.55
+    _, report = answer(server, {"policy": "auto", "bits": {"key": 4, "value": 4}})
+    assert report["policy"] == "full" and "bits" in report["reason"]
+
+
+def test_eight_bits_say_what_sixteen_say(server):
+    text, _ = answer(server, {"policy": "full"}, prompt=LONG[:1500])
+    coded, kv = answer(server, {"policy": "full", "bits": {"key": 8, "value": 8}}, prompt=LONG[:1500])
+    assert coded == text and kv["entries_by_format"]["s8"] > 0
 
 
 def test_messages_and_roles_are_protected(server):
@@ -110,7 +161,8 @@ def test_messages_and_roles_are_protected(server):
 def test_policies_are_listed(server):
     policies = {p["name"]: p for p in httpx.get(server.url + "/v1/kv/policies").json()["policies"]}
     assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff", "polykv"} == set(policies)
-    assert all(p["summary"] and p["formats"] == ["dense"] for p in policies.values())
+    assert all(p["summary"] and {"dense", "s8", "s4", "s3", "s2"} <= set(p["formats"]) for p in policies.values())
+    assert {"prefill", "protected_bits"} <= {p["name"] for p in policies["full"]["parameters"]}
     assert {"name": "window", "summary": "last query rows that score the entries", "default": 64, "min": 1, "max": 512} in policies["snapkv"]["parameters"]
     text = run_cli("serve", "--help-kv")
     assert text.returncode == 0 and all(f"{name}: " in text.stdout for name in policies) and "random: baseline" in text.stdout
@@ -159,6 +211,14 @@ def test_grpc_says_the_same(server, protos):
         _, http = answer(server, {"policy": "snapkv", "budget": {"ratio": 0.25}, "protect": {"ranges": [[10, 20]]},
                                   "params": {"window": 32, "pool": "max"}}, max_tokens=8)
         assert http["bytes"]["device"] == report.device_bytes
+        bits = m.KvOptions(policy="full", bits=m.KvBits(key=4, value=2), floor=m.KvFloor(bits=2))
+        finished = list(stub.Generate(m.GenerateRequest(prompt=LONG, kv=bits, sampling=sampling)))[-1].finished
+        formats = dict(finished.usage.kv.entries_by_format)
+        assert set(formats) == {"dense", "s4v2"} and 4 < finished.usage.kv.key_bits < 16 and finished.usage.kv.bytes_ratio < 0.4
+        bits.bits.key = 7
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.Generate(m.GenerateRequest(prompt="x", kv=bits, sampling=sampling)))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "kv.bits.key" in caught.value.details()
         kv.params.update({"window": 0})
         with pytest.raises(grpc.RpcError) as caught:
             list(stub.Generate(m.GenerateRequest(prompt="x", kv=kv, sampling=sampling)))

@@ -80,6 +80,7 @@ class Fuzz {
     EXPECT_EQ(cache_->Stats().slab_bytes, 0);
   }
 
+  double error_ = 0;  // sum over elements
   int done_ = 0, refused_ = 0, several_runs_ = 0, checked_ = 0, shared_ = 0;
 
  private:
@@ -160,8 +161,11 @@ class Fuzz {
         for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * static_cast<double>(e.v[d]);
       }
       for (int d = 0; d < kDim; ++d) {
-        // A coordinate half way between two levels may fall to either side when it is coded a second time.
-        ASSERT_NEAR(static_cast<double>(out[h * kDim + d]), sum[static_cast<size_t>(d)] / total, 4e-3) << "head " << h << " dim " << d;
+        // A coordinate half way between two levels may fall to either side when it is coded a second time: seldom, and a list
+        // of one entry shows it whole.
+        const double got = static_cast<double>(out[h * kDim + d]), expected = sum[static_cast<size_t>(d)] / total;
+        ASSERT_NEAR(got, expected, 0.1) << "head " << h << " dim " << d;
+        error_ += std::abs(got - expected);
       }
     }
   }
@@ -305,13 +309,16 @@ class Fuzz {
 };
 
 TEST(CodedListsProperty, RandomTransactions) {
+  double error = 0;
   int refused = 0, several = 0, checked = 0, shared = 0;
   for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     Fuzz fuzz(seed);
     fuzz.Run(700);
+    error += fuzz.error_;
     refused += fuzz.refused_, several += fuzz.several_runs_, checked += fuzz.checked_, shared += fuzz.shared_;
   }
+  EXPECT_LT(error / checked / (kHeads * kDim), 3e-4);
   EXPECT_GT(refused, 20) << "no repack ever found the arena full";
   EXPECT_GT(several, 500);
   EXPECT_GT(checked, 1000);
