@@ -204,7 +204,7 @@ void KvCache::Impl::PlanRun(const Sequence& sequence, const ListAction& action, 
     plan->pages.push_back(page);
     for (int i = begin; i < begin + count; ++i) {
       const int32_t record = run.records[static_cast<size_t>(i)];
-      const bool stays = (untouched || rewritten) && record == run.first_entry + i;
+      const bool stays = (untouched || rewritten) && run.Owns(record) && record == run.first_entry + i;
       PageRef to = page;
       to.count = static_cast<uint16_t>(i - begin);
       if (!stays) PlanEntry(action, run, record, to, list, &walk, plan);
