@@ -4,7 +4,8 @@
 //
 // A list is runs of pages, each run of one format, no format twice; new entries join the last run, or begin one, in the
 // format in which the sequence's entries land. Invariant, CHECKed by Audit: a run's pages are full but for its last one.
-// Large pages come first; a run's tail is one large page or a few small ones of 16 entries, whatever is fewer bytes.
+// Large pages come first. The tail of a dense list is one page, small if 16 entries are enough; that of a run in a list with
+// coded pages is one large page or up to three small ones, whatever is fewer bytes.
 //
 // Entries have two numbers. Policies, positions and sums count entries: e in [0, entries). Kernels count 64 a page
 // (ops.h): entry e at (page, slot) is number page * 64 + slot. The two agree while all pages but the last hold 64, which

@@ -120,7 +120,7 @@ struct KvCache::Impl {
                RepackedList* plan);
   void PlanEntry(const ListAction& action, const TargetRun& run, int32_t record, const PageRef& to, const KvList& list, EntryWalk* walk,
                  RepackedList* plan);
-  int SmallTail(const PageClass& page_class, int count, bool several, int small_there, bool small_tails) const;
+  bool SmallTail(const PageClass& page_class, int count, bool several, int small_there, bool small_tails) const;
   bool OwnsPages(const Sequence& sequence, const KvList& list) const;
 
   // kv_report.cpp

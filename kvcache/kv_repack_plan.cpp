@@ -113,7 +113,7 @@ bool KvCache::Impl::PlanRepack(const Sequence& sequence, std::span<const ListAct
     plan.list = list_index;
     plan.held.assign(list.pages.size(), 0);
     for (TargetRun& run : targets) {
-      run.several = targets.size() > 1 || IsCoded(run.format.key) || IsCoded(run.format.value);
+      run.several = targets.size() > 1 || IsCoded(run.format);
       PlanRun(sequence, action, run, small_tails, reservation, &plan);
     }
     repacked.push_back(std::move(plan));
@@ -150,12 +150,13 @@ bool KvCache::Impl::PlanInSlots(const Sequence& sequence, const ListAction& acti
   return true;
 }
 
-// Of how many small pages the tail of `count` entries is made; 0: of a large one. `small_there`: of the list's pages there.
-int KvCache::Impl::SmallTail(const PageClass& page_class, int count, bool several, int small_there, bool small_tails) const {
+// Whether the tail of `count` entries is made of small pages: as many as the list has there, or as can be had. Coded ones are
+// always to be had, so that the numbers of entries, and thereby how attention adds up, do not depend on who else is there.
+bool KvCache::Impl::SmallTail(const PageClass& page_class, int count, bool several, int small_there, bool small_tails) const {
   const PageClass small{page_class.format, true, page_class.log_weights}, large{page_class.format, false, page_class.log_weights};
   const int pages = (count + kSmallPageEntries - 1) / kSmallPageEntries;
-  if (pages > (several ? 3 : 1) || pages * pool.PageBytes(small) >= pool.PageBytes(large)) return 0;
-  return small_there >= pages || (small_tails && pool.CanTake(small)) ? pages : 0;
+  if (pages > (several ? 3 : 1) || pages * pool.PageBytes(small) >= pool.PageBytes(large)) return false;
+  return IsCoded(page_class.format) || small_there >= pages || (small_tails && pool.CanTake(small));
 }
 
 void KvCache::Impl::PlanRun(const Sequence& sequence, const ListAction& action, const TargetRun& run, bool small_tails,
@@ -188,7 +189,7 @@ void KvCache::Impl::PlanRun(const Sequence& sequence, const ListAction& action, 
     int small_there = 0;
     for (size_t p = at; there && p < present.size() && present[p].small; ++p) ++small_there;
     const int rest = total - begin;
-    c.small = rest < kPageEntries && SmallTail(c, rest, run.several, small_there, small_tails) > 0;
+    c.small = rest < kPageEntries && SmallTail(c, rest, run.several, small_there, small_tails);
     const int count = std::min(rest, c.entries());
     const bool fits = there && present[at].small == c.small;
     const bool untouched = fits && begin + count <= same && (present[at].count == count || owned(present[at]));

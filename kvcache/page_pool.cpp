@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/check.h"
+#include "kvcache/page_format.h"
 
 namespace loupe {
 namespace {
@@ -17,6 +18,8 @@ PagePool::PagePool(SlabArena* arena, int head_dim, int max_small_slabs)
     : arena_(arena), head_dim_(head_dim), max_small_slabs_(max_small_slabs) {
   slabs_.resize(static_cast<size_t>(arena->num_slabs()));
 }
+
+bool PagePool::IsLimited(const PageClass& page_class) { return page_class.small && !IsCoded(page_class.format); }
 
 int PagePool::FindClass(const PageClass& page_class) const {
   // A handful of classes are in use at a time, so a search beats a table of all possible ones.
@@ -40,7 +43,7 @@ int PagePool::ClassIndex(const PageClass& page_class) {
 }
 
 int PagePool::FreeSlabsFor(const PageClass& page_class) const {
-  return page_class.small ? std::min(arena_->num_free(), max_small_slabs_ - small_slabs_) : arena_->num_free();
+  return IsLimited(page_class) ? std::min(arena_->num_free(), max_small_slabs_ - small_slabs_) : arena_->num_free();
 }
 
 bool PagePool::CanTake(const PageClass& page_class) const {
@@ -55,7 +58,7 @@ std::optional<uint32_t> PagePool::Take(const PageClass& page_class) {
   if (slab_index < 0) {
     if (FreeSlabsFor(page_class) <= 0) return std::nullopt;
     slab_index = arena_->TakeSlab();
-    small_slabs_ += page_class.small ? 1 : 0;
+    small_slabs_ += IsLimited(page_class) ? 1 : 0;
     Slab& fresh = slabs_[static_cast<size_t>(slab_index)];
     fresh.class_index = class_index;
     fresh.pages_taken = 0;
@@ -137,7 +140,7 @@ void PagePool::Free(const Place& place) {
   if (--place.slab.pages_taken > 0) return;
   place.owner.partial.Erase(place.slab_index);
   --place.owner.slabs;
-  small_slabs_ -= place.owner.page_class.small ? 1 : 0;
+  small_slabs_ -= IsLimited(place.owner.page_class) ? 1 : 0;
   place.slab.class_index = -1;
   arena_->GiveSlab(place.slab_index);
 }
@@ -181,7 +184,7 @@ void PagePool::Audit() const {
     const size_t c = static_cast<size_t>(slab.class_index);
     const Class& owner = classes_[c];
     ++taken_slabs;
-    small_slabs += owner.page_class.small ? 1 : 0;
+    small_slabs += IsLimited(owner.page_class) ? 1 : 0;
     ++slabs_of[c];
     int taken = 0;
     for (int page = 0; page < owner.pages_per_slab; ++page) {

@@ -30,8 +30,9 @@ struct PageClassUse {
 
 class PagePool {
  public:
-  // Small pages never take more than `max_small_slabs` slabs, however they are spread over them: the others are always
-  // there for large pages.
+  // Small pages that are not coded never take more than `max_small_slabs` slabs, however they are spread over them: the
+  // others are always there for large pages. Whoever wants coded ones asks for as many as their number of entries says, so
+  // that results do not depend on what is free.
   PagePool(SlabArena* arena, int head_dim, int max_small_slabs);
 
   // A page with one reference, or nothing when neither the class nor the arena has room.
@@ -87,6 +88,7 @@ class PagePool {
     int page_index;
   };
 
+  static bool IsLimited(const PageClass& page_class);
   int FindClass(const PageClass& page_class) const;
   int FreeSlabsFor(const PageClass& page_class) const;
   int ClassIndex(const PageClass& page_class);

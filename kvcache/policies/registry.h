@@ -59,7 +59,7 @@ struct PolicyContext {
   // The same without slack.
   double EntryBytesOf(double entries) const;
   double EntriesIn(double bytes) const;
-  // Bytes of the pages of a run of so many entries in one format, its tail as small as it can be.
+  // Bytes of the pages of a run of so many entries in one format, tails as block_table.h says.
   int64_t RunBytes(const PageFormat& run_format, int64_t entries) const;
   // At least the bytes of a list's pages, whatever its tails, while `waiting` entries more than planned are not coded yet.
   int64_t MostBytes(int64_t entries, int64_t waiting) const;

@@ -82,7 +82,7 @@ class FakeModel : public StepModel {
         Fill(q_, id, kHeads, phase, q.data() + row * kHeads * kDim);
         Fill(k_, id, kGroups, phase, k.data() + row * kGroups * kDim);
         Fill(v_, id, kGroups, 2 - phase, v.data() + row * kGroups * kDim);
-        if (id == infinite_key) k[static_cast<size_t>(row * kGroups * kDim)] = INFINITY;
+        if (id == infinite_key) k[static_cast<size_t>(row * kGroups * kDim)] = std::nanf("");
         // What the layer before attended to matters, so that every layer's pages do.
         if (layer > 0) {
           for (int i = 0; i < kHeads * kDim; ++i) q[Index(row, i)] += out[Index(row, i)];

@@ -196,14 +196,33 @@ TEST_F(KvPolicySim, CodedRequestsMixToo) {
 }
 
 TEST_F(KvPolicySim, PreemptionChangesNoTokenOfCodedRequests) {
-  const std::vector<Request> requests = OneEachCoded(300, 200);
-  Make(Limits(64, 12, 64), Everything());
-  const auto roomy = Run(requests);
-  EXPECT_EQ(core_->queue().Stats().preemptions, 0);
-  Make(Limits(4, 12, 64), Everything());
-  const auto tight = Run(requests);
-  EXPECT_GT(core_->queue().Stats().preemptions, 0);
-  for (const Request& request : requests) EXPECT_EQ(tight.at(request.id).tokens, roomy.at(request.id).tokens) << request.id;
+  std::vector<Request> requests;
+  for (const char* policy : {"full", "snapkv", "h2o", "adakv"}) {
+    KvOptions kv = policy == std::string("full") ? Kv(policy, KvBudget::Kind::kNone, 0) : Kv(policy, KvBudget::Kind::kRatio, 0.2);
+    kv.bits = {4, 2};
+    requests.push_back(Ask(policy, 400, 150, kv));
+  }
+  Make(Limits(16, 8, 64), {});
+  std::map<std::string, Heard> alone;
+  for (const Request& request : requests) alone[request.id] = Run({request}).at(request.id);
+  // A full request of higher rank wants all of the cache in the middle of their answers.
+  std::map<std::string, std::shared_ptr<ResponseStream>> streams;
+  for (const Request& request : requests) streams[request.id] = core_->Submit(request).value();
+  for (int i = 0; i < 80; ++i) core_->Step();
+  ASSERT_EQ(core_->num_running(), 4);
+  Request large = Ask("large", 3500, 100, Kv("full", KvBudget::Kind::kNone, 0));
+  large.priority = 1;
+  streams["large"] = core_->Submit(large).value();
+  for (int i = 0; i < 5000 && core_->Step() != EngineCore::Outcome::kIdle; ++i) clock_.Advance(0.01);
+  EXPECT_GE(core_->queue().Stats().preemptions, 3);
+  EXPECT_GT(core_->queue().Stats().recomputed_tokens, 1000);
+  for (const Request& request : requests) {
+    std::vector<int32_t> tokens;
+    while (auto event = streams[request.id]->TryNext()) {
+      if (auto* delta = std::get_if<Delta>(&*event)) tokens.insert(tokens.end(), delta->token_ids.begin(), delta->token_ids.end());
+    }
+    EXPECT_EQ(tokens, alone.at(request.id).tokens) << request.id;
+  }
 }
 
 TEST_F(KvPolicySim, APromptThatIsCodedAsItComesNeedsLess) {
