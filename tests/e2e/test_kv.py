@@ -81,7 +81,7 @@ def test_ratio_one_is_full(server):
     ({"policy": "full", "floor": {"ratio": 2}}, ["kv.floor.ratio", "2"]),
     ({"policy": "full", "params": {"prefill": "coded"}}, ["kv.params.prefill", "16"]),
     ({"policy": "full", "bits": {"key": 4}, "params": {"prefill": "coded", "protected_bits": 16}}, ["kv.params.protected_bits", "16"]),
-    ({"policy": "snapkv", "bits": {"key": 4, "value": 4}, "budget": {"ratio": 0.3}, "protect": {"ranges": [[0, 60]]}},
+    ({"policy": "snapkv", "bits": {"key": 4, "value": 4}, "budget": {"ratio": 0.3}, "protect": {"ranges": [[0, 1000]]}},
      ["kv.budget.ratio", "protected", "bytes"]),
     ({"policy": "snapkv", "on_miss": "block"}, ["kv.on_miss"]),
     ({"policy": "snapkv", "strategy": "mine"}, ["kv.strategy", "mine"]),

@@ -132,11 +132,11 @@ TEST_F(GrpcServiceTest, BadRequestsAreRefusedWithNumbers) {
   ExpectRefused(request, C::INVALID_ARGUMENT, "magic");
   (request = Ask()).mutable_kv()->mutable_budget()->set_ratio(-0.5);
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.budget.ratio");
-  (request = Ask()).mutable_kv()->mutable_bits()->set_key(4);
+  (request = Ask()).mutable_kv()->mutable_bits()->set_key(5);
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.bits.key");
   (request = Ask()).mutable_kv()->set_strategy("mine");
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.strategy");
-  (request = Ask()).mutable_kv()->mutable_floor()->set_bits(4);
+  (request = Ask()).mutable_kv()->mutable_floor()->set_bits(5);
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.floor");
   (request = Ask()).mutable_kv()->set_on_miss("block");
   ExpectRefused(request, C::INVALID_ARGUMENT, "kv.on_miss");
