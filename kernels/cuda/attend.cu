@@ -13,8 +13,11 @@ void AttendCuda(const AttendArgs& args, CudaContext context) {
       << args.q.shape[1] << " query heads, " << groups << " kv heads";
   LOUPE_CHECK(prompt >= 0 && prompt <= rows) << prompt << " of " << rows << " rows";
   const bool fast = !context.exact && (dim == 64 || dim == 128);
+  const bool coded = fast && args.coded && AttendCodedIsBuilt(context.arch);
   if (prompt > 0) {
-    if (fast && !args.coded && AttendPromptIsBuilt(context.arch, static_cast<int>(heads))) {
+    if (coded) {
+      AttendCoded(args, 0, prompt, context);  // row by row: the codes are in the L2 cache after the first
+    } else if (fast && !args.coded && AttendPromptIsBuilt(context.arch, static_cast<int>(heads))) {
       AttendPrompt(args, prompt, context);
     } else {
       AttendPlain(args, 0, prompt, context);
@@ -25,7 +28,7 @@ void AttendCuda(const AttendArgs& args, CudaContext context) {
   LOUPE_CHECK(!probabilities || rows * args.q.shape[1] <= context.workspace->row_lse_floats)
       << rows << " rows ask for probabilities, there is room for "
       << context.workspace->row_lse_floats / args.q.shape[1];
-  if (fast && args.coded && AttendCodedIsBuilt(context.arch)) {
+  if (coded) {
     AttendCoded(args, prompt, rows - prompt, context);
   } else if (fast && !args.coded) {
     AttendDecode(args, prompt, rows - prompt, context);

@@ -435,7 +435,9 @@ void DispatchTypes(const Decode& p, DType q, DType out, const CudaContext& conte
 bool AttendCodedIsBuilt(int arch) { return arch >= 90; }
 
 void AttendCoded(const AttendArgs& args, int64_t first, int64_t num, CudaContext context) {
-  EachLaunch(MakeDecode(args, num, context), first, num, [&](const Decode& p) {
+  Decode decode = MakeDecode(args, num, context);
+  if (first < args.prompt_rows) decode.row_lse = nullptr;  // nobody asks for their probabilities
+  EachLaunch(decode, first, num, [&](const Decode& p) {
     if (p.dim == 128) return DispatchTypes<128>(p, args.q.dtype, args.out.dtype, context);
     LOUPE_CHECK_EQ(p.dim, 64);
     DispatchTypes<64>(p, args.q.dtype, args.out.dtype, context);
