@@ -4,12 +4,15 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/half.h"
 #include "kernels/mirrored_buffer.h"
+#include "kernels/spherical.h"
+#include "kvcache/page_format.h"
 
 namespace loupe {
 namespace {
@@ -180,10 +183,25 @@ class Lists {
 
 }  // namespace
 
+absl::StatusOr<std::vector<FormatShare>> FormatSharesByName(const std::string& name) {
+  constexpr auto kOf = [](Codec codec) { return PageFormat{codec, codec}; };
+  if (name == "mixed") return std::vector<FormatShare>{{kOf(Codec::kS8), .25}, {kOf(Codec::kS4), .60}, {kOf(Codec::kS2), .15}};
+  const std::optional<PageFormat> format = FormatByName(name, PageFormat{});
+  if (!format) {
+    return absl::InvalidArgumentError(absl::StrCat("--format is ", name, ", must be dense, s8, s4, s3, s2, s4v2 and the like, or mixed"));
+  }
+  if (!IsCoded(*format)) return std::vector<FormatShare>{};
+  return std::vector<FormatShare>{{*format, 1}};
+}
+
 absl::StatusOr<BenchResult> BenchAttention(Backend& backend, const AttentionCase& c) {
   if (c.batch < 1 || c.context < 1 || c.prompt_rows > c.context) {
     return absl::InvalidArgumentError(absl::StrCat("attention of ", c.batch, " sequences of ", c.context,
                                                    " entries with ", c.prompt_rows, " prompt rows cannot be measured"));
+  }
+  if (!c.formats.empty() && c.head_dim % spherical::kDimStep != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("coded pages need heads whose size is a multiple of ", spherical::kDimStep, ", this one has ", c.head_dim));
   }
   const auto limit_before = MeasureReadBandwidth(backend);
   if (!limit_before.ok()) return limit_before.status();

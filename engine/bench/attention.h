@@ -2,6 +2,7 @@
 // figure is held against. Nothing else should run meanwhile.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,6 +17,10 @@ struct FormatShare {
   PageFormat format;
   double share = 1;
 };
+
+// By name: dense (none), s8, s4, s3, s2, s4v2 and the like (kvcache/page_format.h), or mixed: 25 % s8, 60 % s4, 15 % s2.
+// INVALID_ARGUMENT for others.
+absl::StatusOr<std::vector<FormatShare>> FormatSharesByName(const std::string& name);
 
 struct AttentionCase {
   int num_heads = 32, num_kv_heads = 8, head_dim = 128;

@@ -50,12 +50,10 @@ double FlopsOfRow(const ModelConfig& c, double context, bool with_head) {
   return 2 * (c.num_layers * (qkv + rest + attention) + (with_head ? double(c.width) * c.vocab_size : 0));
 }
 
-// What the full cache of one token takes.
-int64_t DenseTokenBytes(const LoadedModel& model) {
+// What a token that is kept in a format takes.
+int64_t TokenBytes(const LoadedModel& model, const PageFormat& format) {
   const KvShape shape = model.decoder->kv_shape();
-  const PageFormat format = model.backend->Info().dense_format;
-  const int64_t entry = CodecBytes(format.key, shape.head_dim) + CodecBytes(format.value, shape.head_dim);
-  return shape.num_layers * shape.num_kv_heads * entry;
+  return shape.num_layers * shape.num_kv_heads * EntryBytes(format, shape.head_dim);
 }
 
 // Keeps everything in one format.
@@ -85,13 +83,15 @@ absl::StatusOr<PageFormat> ReadFormat(const std::string& name, const LoadedModel
 // Sequences in a cache of their own, fed with random tokens.
 class Runner {
  public:
-  static absl::StatusOr<std::unique_ptr<Runner>> Create(LoadedModel& model, const BenchOptions& options, int tokens) {
+  // Room for sequences of so many tokens, kept in a format.
+  static absl::StatusOr<std::unique_ptr<Runner>> Create(LoadedModel& model, const BenchOptions& options, int tokens,
+                                                        const PageFormat& format) {
     auto runner = std::unique_ptr<Runner>(new Runner(model, options));
     KvConfig config;
     config.max_sequences = options.batch;
     config.max_step_rows = std::max(options.max_step_tokens, options.batch);
     // A third more for page slack, and a few slabs for the page classes.
-    config.device_bytes = options.batch * (DenseTokenBytes(model) * (tokens + 64)) / 3 * 4 + 16 * kSlabBytes;
+    config.device_bytes = options.batch * (TokenBytes(model, format) * (tokens + 64)) / 3 * 4 + 16 * kSlabBytes;
     auto cache = KvCache::Create(config, model.decoder->kv_shape(), *model.backend);
     if (!cache.ok()) return cache.status();
     runner->cache_ = *std::move(cache);
@@ -273,7 +273,7 @@ absl::StatusOr<BenchResult> BenchDecode(LoadedModel& model, const BenchOptions& 
   if (absl::Status s = CheckContext(options.context, all_tokens, model.config.max_context); !s.ok()) return s;
   const auto limit_before = MeasureReadBandwidth(*model.backend);
   if (!limit_before.ok()) return limit_before.status();
-  auto runner = Runner::Create(model, options, options.context + all_tokens);
+  auto runner = Runner::Create(model, options, options.context + all_tokens, *format);
   if (!runner.ok()) return runner.status();
   BenchResult result;
   result.name = "decode";
@@ -304,7 +304,7 @@ absl::StatusOr<BenchResult> BenchPrefill(LoadedModel& model, const BenchOptions&
   if (absl::Status s = CheckContext(options.context, 0, model.config.max_context); !s.ok()) return s;
   const auto limit_before = MeasureReadBandwidth(*model.backend);
   if (!limit_before.ok()) return limit_before.status();
-  auto runner = Runner::Create(model, options, options.context);
+  auto runner = Runner::Create(model, options, options.context, model.backend->Info().dense_format);
   if (!runner.ok()) return runner.status();
   std::vector<double> times;
   for (int repeat = 0; repeat <= options.repeat; ++repeat) {  // the first is the warm-up
@@ -337,7 +337,8 @@ absl::StatusOr<BenchResult> BenchServe(LoadedModel model, EngineConfig config, c
   const double entries = prompt + options.tokens / 2.0;  // of a list while generating, on average
   const double prompt_steps = std::ceil(double(options.batch) * prompt / options.max_step_tokens);
   result.bytes = (prompt_steps + options.tokens - 1) * static_cast<double>(model.decoder->weight_bytes_per_step()) +
-                 double(options.batch) * (options.tokens - 1) * entries * static_cast<double>(DenseTokenBytes(model));
+                 double(options.batch) * (options.tokens - 1) * entries *
+                     static_cast<double>(TokenBytes(model, model.backend->Info().dense_format));
   result.flops = double(options.batch) * (prompt * FlopsOfRow(model.config, prompt / 2.0, false) +
                                           options.tokens * FlopsOfRow(model.config, entries, true));
   const auto limit = MeasureReadBandwidth(*model.backend);

@@ -59,6 +59,9 @@ absl::StatusOr<BenchResult> Attention(const ModelConfig& shape, Backend& backend
   c.num_heads = shape.num_heads, c.num_kv_heads = shape.num_kv_heads, c.head_dim = shape.head_dim;
   c.batch = state.options.batch, c.context = state.options.context, c.prompt_rows = state.prompt_rows;
   c.repeat = state.options.repeat;
+  auto formats = FormatSharesByName(state.options.format);
+  if (!formats.ok()) return formats.status();
+  c.formats = *std::move(formats);
   return BenchAttention(backend, c);
 }
 
@@ -141,6 +144,8 @@ Command AddOne(CLI::App* bench, const std::string& name, const std::string& summ
     command.app
         ->add_option("--prompt-rows", state->prompt_rows, "of the context, the last that are prompt rows; 0: one decode row a sequence")
         ->check(CLI::Range(0, 1 << 20));
+    command.app->add_option("--format", state->options.format,
+                            "of the pages: dense, s8, s4, s3, s2, s4v2 and the like, or mixed (25 % s8, 60 % s4, 15 % s2)");
   }
   if (name == "decode") {
     command.app->add_option("--format", state->options.format, "of all cache pages: dense, s8, s4, s3, s2, or s4v2 and the like");

@@ -1,6 +1,6 @@
 // The GPU table of docs/benchmarks.md, without the server: `gpu_figures attention [BATCH CONTEXT PROMPT-ROWS [FORMAT]] | coded |
-// sample | model [deterministic]`. One JSON object a line. `coded`: decode over pages of codes; FORMAT is dense, a bit width
-// (8, 4, 3, 2), two of them for keys and values (42) or mixed. `model`: whole steps of the Llama-3.1-8B shape with random weights; a
+// memory | sample | model [deterministic]`. One JSON object a line. `coded`: decode over pages of codes; FORMAT is that of
+// `loupe bench attention`. `model`: whole steps of the Llama-3.1-8B shape with random weights; a
 // single case of `attention` is for profilers and sanitizers.
 #include <cstdio>
 #include <cstdlib>
@@ -34,14 +34,6 @@ void Report(const char* what, const Case& c, const absl::StatusOr<BenchResult>& 
   std::fflush(stdout);
 }
 
-// None for dense.
-std::vector<FormatShare> Formats(const std::string& name) {
-  const auto codec = [](char bits) { return bits == '8' ? Codec::kS8 : bits == '4' ? Codec::kS4 : bits == '3' ? Codec::kS3 : Codec::kS2; };
-  if (name == "dense") return {};
-  if (name == "mixed") return {{{Codec::kS8, Codec::kS8}, .25}, {{Codec::kS4, Codec::kS4}, .60}, {{Codec::kS2, Codec::kS2}, .15}};
-  return {{{codec(name.front()), codec(name.back())}, 1}};
-}
-
 int Attention(const BackendOptions& options, std::span<const Case> cases) {
   auto backend = MakeBackend(options);
   if (!backend.ok()) {
@@ -51,7 +43,9 @@ int Attention(const BackendOptions& options, std::span<const Case> cases) {
   std::printf("{\"device\":\"%s\",\"read_gbps\":%.0f}\n", (*backend)->Info().detail.c_str(),
               MeasureReadBandwidth(**backend).value_or(0));
   for (const Case& c : cases) {
-    const AttentionCase one{c.heads, c.kv_heads, c.dim, c.batch, c.context, c.prompt, 10, Formats(c.format)};
+    const auto formats = FormatSharesByName(c.format);
+    if (!formats.ok()) return std::fprintf(stderr, "error: %s\n", formats.status().ToString().c_str()), 1;
+    const AttentionCase one{c.heads, c.kv_heads, c.dim, c.batch, c.context, c.prompt, 10, *formats};
     Report(c.prompt ? "prefill attention" : "decode attention", c, BenchAttention(**backend, one));
   }
   return 0;
@@ -62,10 +56,10 @@ constexpr Case kDenseCases[] = {
     {32, 8, 128, 32, 32768, 0},  {32, 8, 128, 64, 8192, 0},   {9, 3, 64, 64, 4096, 0},    {9, 3, 64, 1, 1024, 0},      {32, 8, 128, 1, 2048, 2048},
     {32, 8, 128, 1, 8192, 8192}, {32, 8, 128, 1, 8192, 512},  {32, 8, 128, 4, 4096, 4096}, {9, 3, 64, 1, 8192, 8192}};
 constexpr Case kCodedCases[] = {
-    {32, 8, 128, 8, 131072, 0, "4"}, {32, 8, 128, 8, 32768, 0, "4"},  {32, 8, 128, 32, 32768, 0, "4"}, {32, 8, 128, 64, 8192, 0, "4"},
-    {32, 8, 128, 1, 131072, 0, "4"}, {32, 8, 128, 1, 32768, 0, "4"},  {32, 8, 128, 1, 1024, 0, "4"},   {32, 8, 128, 8, 32768, 0, "8"},
-    {32, 8, 128, 32, 32768, 0, "8"}, {32, 8, 128, 8, 131072, 0, "2"}, {32, 8, 128, 8, 131072, 0, "3"}, {32, 8, 128, 8, 131072, 0, "42"},
-    {32, 8, 128, 8, 131072, 0, "mixed"}, {9, 3, 64, 64, 4096, 0, "4"}, {9, 3, 64, 64, 4096, 0, "8"},   {32, 8, 128, 1, 8192, 512, "4"}};
+    {32, 8, 128, 8, 131072, 0, "s4"}, {32, 8, 128, 8, 32768, 0, "s4"},  {32, 8, 128, 32, 32768, 0, "s4"}, {32, 8, 128, 64, 8192, 0, "s4"},
+    {32, 8, 128, 1, 131072, 0, "s4"}, {32, 8, 128, 1, 32768, 0, "s4"},  {32, 8, 128, 1, 1024, 0, "s4"},   {32, 8, 128, 8, 32768, 0, "s8"},
+    {32, 8, 128, 32, 32768, 0, "s8"}, {32, 8, 128, 8, 131072, 0, "s2"}, {32, 8, 128, 8, 131072, 0, "s3"}, {32, 8, 128, 8, 131072, 0, "s4v2"},
+    {32, 8, 128, 8, 131072, 0, "mixed"}, {9, 3, 64, 64, 4096, 0, "s4"}, {9, 3, 64, 64, 4096, 0, "s8"},   {32, 8, 128, 1, 8192, 512, "s4"}};
 
 int Sample(const BackendOptions& options) {
   auto backend = MakeBackend(options);
@@ -96,7 +90,7 @@ class Observer : public Policy {
   std::string_view name() const override { return "observer"; }
   Signals signals() const override {
     Signals signals;
-    signals.column_stride = column_stride_, signals.window_query_rows = window_rows_;
+    signals.columns.stride = column_stride_, signals.window_query_rows = window_rows_;
     return signals;
   }
   void AfterPrefill(const SequenceView&, std::vector<ListAction>*) const override {}
@@ -136,8 +130,29 @@ int Model(const BackendOptions& options) {
     const auto r = BenchPrefill(*model, run);
     if (!r.ok()) return std::fprintf(stderr, "error: %s\n", r.status().ToString().c_str()), 1;
     std::printf("{\"case\":\"prefill\",\"context\":%d,\"column_stride\":%d,\"window_rows\":%d,\"time_us\":%.1f,\"tflops\":%.1f,\"tokens_per_s\":%.0f}\n",
-                context, policy->signals().column_stride, policy->signals().window_query_rows, r->time_us, r->flops / r->time_us * 1e-6,
+                context, policy->signals().columns.stride, policy->signals().window_query_rows, r->time_us, r->flops / r->time_us * 1e-6,
                 r->tokens_per_s);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+// Decode steps at a depth of 128K in equal memory: as many sequences as fit the bytes that five dense ones take.
+int EqualMemory(const BackendOptions& options) {
+  EngineConfig config;
+  config.backend = options;
+  config.max_step_tokens = 8192;
+  auto model = MakeRandomModel("llama-3.1-8b", config);
+  if (!model.ok()) return std::fprintf(stderr, "error: %s\n", model.status().ToString().c_str()), 1;
+  BenchOptions run;
+  run.max_step_tokens = config.max_step_tokens;
+  run.repeat = 1, run.context = 131000, run.tokens = 32;
+  for (const auto& [batch, format] : {std::pair{5, "dense"}, std::pair{9, "s8"}, std::pair{19, "s4"}}) {
+    run.batch = batch, run.format = format;
+    const auto r = BenchDecode(*model, run);
+    if (!r.ok()) return std::fprintf(stderr, "error: %s\n", r.status().ToString().c_str()), 1;
+    std::printf("{\"case\":\"equal memory\",\"format\":\"%s\",\"batch\":%d,\"context\":%d,\"time_us\":%.1f,\"tokens_per_s\":%.1f,\"gbps\":%.0f}\n", format,
+                batch, run.context, r->time_us, r->tokens_per_s, r->gbps);
     std::fflush(stdout);
   }
   return 0;
@@ -148,6 +163,7 @@ int Main(int argc, char** argv) {
   options.device = "cuda";
   options.deterministic = argc > 2 && std::strcmp(argv[2], "deterministic") == 0;
   if (argc > 1 && std::strcmp(argv[1], "model") == 0) return Model(options);
+  if (argc > 1 && std::strcmp(argv[1], "memory") == 0) return EqualMemory(options);
   if (argc > 1 && std::strcmp(argv[1], "sample") == 0) return Sample(options);
   if (argc > 1 && std::strcmp(argv[1], "coded") == 0) return Attention(options, kCodedCases);
   if (argc <= 4) return Attention(options, kDenseCases);
