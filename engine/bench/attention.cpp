@@ -25,7 +25,7 @@ constexpr int kLaunches = 60;                          // of a timed run
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Lists of random pages, `copies` sets of them, in an order that no prefetcher guesses.
+// Lists of random pages, `copies` sets of them.
 class Lists {
  public:
   Lists(Backend& backend, const AttentionCase& c) : backend_(backend), c_(c), stream_(backend.NewStream()) {}
@@ -45,7 +45,6 @@ class Lists {
     arena_ = *std::move(arena);
     if (absl::Status s = FillArena(); !s.ok()) return s;
     if (absl::Status s = Encode(refs, dense); !s.ok()) return s;
-    std::shuffle(refs.begin(), refs.end(), random_);
     const int rows = c_.batch * std::max(1, c_.prompt_rows), lists = c_.batch * c_.num_kv_heads;
     const int64_t elements = int64_t{rows} * c_.num_heads * c_.head_dim;
     const DType type = backend_.Info().activations;
@@ -105,23 +104,27 @@ class Lists {
   }
 
  private:
-  // Pages of a set from unit `first` on, formats scattered over them by their shares. Returns the unit behind them.
-  int64_t LayOut(int64_t pages, int64_t first, std::vector<PageRef>* refs) const {
-    constexpr double kGolden = 0.6180339887498949;
+  // Pages of a set from unit `first` on, in an order that no prefetcher guesses. Each list has a run of pages of every format,
+  // as the cache keeps them, whose lengths are their shares. Returns the unit behind them.
+  int64_t LayOut(int64_t pages, int64_t first, std::vector<PageRef>* refs) {
     double shares = 0;
     for (const FormatShare& f : c_.formats) shares += f.share;
+    std::vector<size_t> order;
     for (int64_t i = 0; i < pages; ++i) {
       PageClass page_class{backend_.Info().dense_format, false, false};
-      double at = std::fmod(static_cast<double>(i) * kGolden, 1.0) * shares;
+      double at = (static_cast<double>(i % per_list_) + 0.5) / per_list_ * shares;
       for (const FormatShare& f : c_.formats) {
-        if (at < f.share || &f == &c_.formats.back()) {
-          page_class.format = f.format;
-          break;
-        }
+        page_class.format = f.format;
+        if (at < f.share) break;
         at -= f.share;
       }
-      refs->push_back(MakePageRef(static_cast<uint32_t>(first), kPageEntries, page_class));
-      first += MakePageLayout(page_class, c_.head_dim).bytes / kPageAlignment;
+      order.push_back(refs->size());
+      refs->push_back(MakePageRef(0, kPageEntries, page_class));
+    }
+    std::shuffle(order.begin(), order.end(), random_);
+    for (const size_t i : order) {
+      (*refs)[i].unit = static_cast<uint32_t>(first);
+      first += MakePageLayout((*refs)[i].page_class(), c_.head_dim).bytes / kPageAlignment;
     }
     return first;
   }

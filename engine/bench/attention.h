@@ -28,7 +28,7 @@ struct AttentionCase {
   int context = 1024;   // entries of a list
   int prompt_rows = 0;  // 0: one decode row a sequence; else that many last positions as prompt rows
   int repeat = 10;
-  std::vector<FormatShare> formats;  // none: all dense; else scattered over the pages, which the device itself has coded
+  std::vector<FormatShare> formats;  // none: all dense; else a run of pages each, which the device itself has coded
 };
 
 // Bytes: the pages' entries in sight with their scales, once. Flops: 4 D a (query head, entry in sight).

@@ -174,12 +174,27 @@ __device__ __forceinline__ void AddF32(CodedRunning<kDim>& r, const uint8_t* pla
   }
 }
 
-// Some blocks of a piece that lies in a slot. They begin at block `block` of the piece and entry `first` of the page, from where
-// entries [low, high) are in sight.
+// Logits of two blocks of keys of 8 bits, or of one block that is not coded.
 template <int kDim>
+__device__ __forceinline__ void HeavyLogits(const Decode& p, const PageRef& ref, int first, uint32_t keys, uint32_t scales,
+                                            const Queries<kDim>& queries, float (&x)[2][4]) {
+  const auto codec = static_cast<Codec>(ref.key_codec);
+  if (codec == Codec::kS8) {
+    CodedLogits<kDim, Codec::kS8>(keys, scales, queries, x);
+  } else if (codec == Codec::kDense) {
+    DenseLogits<kDim, Codec::kDense>(nullptr, 0, 0, keys, queries, p.scale_log2e, x[0]);
+  } else {
+    const PageView page(ref);
+    DenseLogits<kDim, Codec::kF32>(p.arena + page.offset, page.entries, first, 0, queries, p.scale_log2e, x[0]);
+  }
+}
+
+// So many blocks of a piece that lies in a slot that one hides another's latency. They begin at block `block` of the piece and
+// entry `first` of the page, from where entries [low, high) are in sight.
+template <int kDim, int kAtOnce>
 __device__ __forceinline__ void AddBlocks(const Decode& p, const PageRef& ref, int block, int first, int low, int high, uint32_t slot,
                                           const Queries<kDim>& queries, CodedRunning<kDim>& r) {
-  constexpr int kAtOnce = CodedShape<kDim>::kAtOnce;
+  constexpr bool kLight = kAtOnce == 4;  // of at most 8 bits, keys and values together
   const int g = threadIdx.x % 32 / 4, blocks = PieceBlocks(ref);
   const auto key_codec = static_cast<Codec>(ref.key_codec), value_codec = static_cast<Codec>(ref.value_codec);
   const uint32_t keys = slot + SlotBytes(key_codec, block, kDim);
@@ -187,13 +202,12 @@ __device__ __forceinline__ void AddBlocks(const Decode& p, const PageRef& ref, i
   float x[kAtOnce][4];
   switch (key_codec) {
     case Codec::kS4: CodedLogits<kDim, Codec::kS4>(keys, key_scales, queries, x); break;
-    case Codec::kS8: CodedLogits<kDim, Codec::kS8>(keys, key_scales, queries, x); break;
     case Codec::kS3: CodedLogits<kDim, Codec::kS3>(keys, key_scales, queries, x); break;
     case Codec::kS2: CodedLogits<kDim, Codec::kS2>(keys, key_scales, queries, x); break;
-    case Codec::kDense: DenseLogits<kDim, Codec::kDense>(nullptr, 0, 0, slot, queries, p.scale_log2e, x[0]); break;
-    default: DenseLogits<kDim, Codec::kF32>(p.arena + PageView(ref).offset, PageView(ref).entries, first, 0, queries, p.scale_log2e, x[0]);
+    default:
+      if constexpr (!kLight) HeavyLogits<kDim>(p, ref, first, keys, key_scales, queries, x);
   }
-  const bool coded = IsCoded(value_codec);
+  const bool coded = kLight || IsCoded(value_codec);
   coded ? r.MakeTurned() : r.MakePlain();
   high = min(high, kBlockEntries * (blocks - block));  // what follows the piece is none of it
   const float unit = value_codec == Codec::kS8 ? 1.0f : 0.5f;
@@ -227,11 +241,19 @@ __device__ __forceinline__ void AddBlocks(const Decode& p, const PageRef& ref, i
   };
   switch (value_codec) {
     case Codec::kS4: each([&](uint32_t at, const uint32_t (&b)[2]) { r.Add4(at, b); }); break;
-    case Codec::kS8: each([&](uint32_t at, const uint32_t (&b)[2]) { r.Add8(at, b); }); break;
     case Codec::kS3: each([&](uint32_t at, const uint32_t (&b)[2]) { r.template AddPairs<Codec::kS3>(at, b); }); break;
     case Codec::kS2: each([&](uint32_t at, const uint32_t (&b)[2]) { r.template AddPairs<Codec::kS2>(at, b); }); break;
-    case Codec::kDense: r.AddDense(values, weights[0], low, high); break;
-    default: AddF32<kDim>(r, p.arena + PageView(ref).ValueOffset(kDim), PageView(ref).entries, first, weights[0], low, high);
+    default:
+      if constexpr (!kLight) {
+        if (value_codec == Codec::kS8) {
+          each([&](uint32_t at, const uint32_t (&b)[2]) { r.Add8(at, b); });
+        } else if (value_codec == Codec::kDense) {
+          r.AddDense(values, weights[0], low, high);
+        } else {
+          const PageView page(ref);
+          AddF32<kDim>(r, p.arena + page.ValueOffset(kDim), page.entries, first, weights[0], low, high);
+        }
+      }
   }
 }
 
@@ -239,11 +261,15 @@ __device__ __forceinline__ void AddBlocks(const Decode& p, const PageRef& ref, i
 template <int kDim>
 __device__ __forceinline__ void AddPiece(const Decode& p, const PageRef& ref, int first, int low, int high, uint32_t slot,
                                          const Queries<kDim>& queries, CodedRunning<kDim>& r) {
-  constexpr int kEntries = CodedShape<kDim>::kAtOnce * kBlockEntries;
+  if (PieceBlocks(ref) == 4) {
+    if (high > max(low, 0)) AddBlocks<kDim, 4>(p, ref, 0, first, low, high, slot, queries, r);
+    return;
+  }
+  constexpr int kEntries = 2 * kBlockEntries;
 #pragma unroll 1
   for (int begin = 0; begin < PieceBlocks(ref) * kBlockEntries; begin += kEntries) {
     if (high <= max(low, begin) || low >= begin + kEntries) continue;
-    AddBlocks<kDim>(p, ref, begin / kBlockEntries, first + begin, low - begin, high - begin, slot, queries, r);
+    AddBlocks<kDim, 2>(p, ref, begin / kBlockEntries, first + begin, low - begin, high - begin, slot, queries, r);
   }
 }
 

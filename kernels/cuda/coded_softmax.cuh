@@ -24,7 +24,6 @@ struct CodedShape {
   static constexpr int kSlots = 2;                                   // pieces on their way or at work, of a warp
   static constexpr int kPiece = kBlockEntries * kDim * 4;            // bytes of 16 dense entries
   static constexpr int kSlotBytes = kPiece + 4 * kPageEntries;       // and scales: of the keys, then of the values
-  static constexpr int kAtOnce = 2;                                  // blocks of 16 entries, so that one hides the other's latency
   static constexpr int kSteps = kDim / 16, kIntSteps = kDim / 32;
   static constexpr int kMergeRow = kDim == 128 ? 132 : 264;
 };
@@ -160,9 +159,9 @@ struct Queries {
 };
 
 // Logits of blocks of coded keys, in log2: x[b][2 r + j] is entry 16 b + g + 8 r against head 2t + j.
-template <int kDim, Codec kCodec>
+template <int kDim, Codec kCodec, int kAtOnce>
 __device__ __forceinline__ void CodedLogits(uint32_t keys, uint32_t scales, const Queries<kDim>& queries,
-                                            float (&x)[CodedShape<kDim>::kAtOnce][4]) {
+                                            float (&x)[kAtOnce][4]) {
   constexpr int kSteps = CodedShape<kDim>::kIntSteps, kBlockBytes = 2 * kDim * CodecBits(kCodec);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint4 query[kSteps];
@@ -172,7 +171,7 @@ __device__ __forceinline__ void CodedLogits(uint32_t keys, uint32_t scales, cons
   const float2 unit = of_heads(queries.unit), shift = of_heads(queries.shift), mean = of_heads(queries.mean);
   constexpr float kUnit = kCodec == Codec::kS8 || kCodec == Codec::kS4 ? 1.0f : 0.5f;
 #pragma unroll
-  for (int b = 0; b < CodedShape<kDim>::kAtOnce; ++b) {
+  for (int b = 0; b < kAtOnce; ++b) {
     int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
     KeyBlock<kDim, kCodec> block;
     block.Load(keys + b * kBlockBytes, lane);
@@ -292,7 +291,7 @@ struct CodedRunning {
   }
 
   // Logits become weights times the values' scales, as operands b of the product with the values. x is lost.
-  static constexpr int kAtOnce = CodedShape<kDim>::kAtOnce;
+  template <int kAtOnce>
   __device__ __forceinline__ void Weigh(float (&x)[kAtOnce][4], const float (&scales)[kAtOnce][2], uint32_t (&weights)[kAtOnce][2]) {
     float top[2] = {kNone, kNone}, largest = 0x1p-24f;
 #pragma unroll
