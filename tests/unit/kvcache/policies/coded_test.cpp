@@ -285,6 +285,30 @@ TEST(Coded, WhatCannotBeIsRefusedWithNumbers) {
   expect(odd, Options("full", 4), {"kv.bits", "48", "64"});
 }
 
+TEST(Coded, LayersWithAWindowStayDense) {
+  PolicyRun run({2, 4, 2, 64, {100, 0}});
+  const Rows rows = RandomRows(run.shape(), kPrompt + 100, 9);
+  for (const char* prefill : {"dense", "coded"}) {
+    KvOptions options = Options("snapkv", 4, {KvBudget::Kind::kTokens, 200});
+    options.params["prefill"] = std::string(prefill);
+    const auto policy = run.Make(options, kPrompt);
+    ASSERT_TRUE(policy.ok()) << policy.status();
+    const SeqId seq = run.Prefill(**policy, rows, kPrompt, 128);
+    for (int i = 0; i < 100; ++i) run.Step({seq, 0, 1, false}, rows, kPrompt + i);
+    for (int list = 0; list < 4; ++list) {
+      int coded = 0;
+      for (const auto& [position, format] : FormatsByPosition(run.cache(), seq, list / 2, list % 2)) coded += format == kS4 ? 1 : 0;
+      EXPECT_EQ(coded > 0, list / 2 == 1) << "layer " << list / 2;
+      if (list / 2 == 0) {
+        for (const PageRef& page : run.cache().ListPages(seq, 0, list % 2)) EXPECT_TRUE(page.page_class().format == run.cache().dense_format());
+      }
+    }
+    run.cache().Close(seq);
+  }
+  const auto refused = run.Make(Options("snapkv", 4, {KvBudget::Kind::kRatio, 0.5}), kPrompt);
+  EXPECT_NE(refused.status().message().find("sliding windows"), absl::string_view::npos) << refused.status();
+}
+
 ListView ViewOf(std::span<const int32_t> positions, std::span<const FormatRun> runs) {
   ListView list;
   list.positions = positions;

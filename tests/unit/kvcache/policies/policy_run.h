@@ -18,6 +18,7 @@ namespace loupe {
 
 struct PolicyShape {
   int layers = 2, heads = 4, groups = 2, dim = 16;
+  std::vector<int> windows = {};  // [layers]
 };
 
 // Queries [layers][rows, H, D] and keys [layers][rows, G, D].
@@ -45,6 +46,7 @@ class PolicyRun {
     stream_ = backend_->NewStream();
     KvShape kv;
     kv.num_layers = shape.layers, kv.num_heads = shape.heads, kv.num_kv_heads = shape.groups, kv.head_dim = shape.dim;
+    kv.windows = shape.windows;
     KvConfig config;
     config.device_bytes = arena_bytes;
     cache_ = KvCache::Create(config, kv, *backend_).value();
