@@ -211,24 +211,31 @@ bool AnswerParser::StepReasoning(bool last) {
 
 bool AnswerParser::StepCall(bool) {
   if (buffer_.empty()) return false;
-  const size_t taken = scanner_->Push(buffer_);
+  // Byte by byte until it is clear whether this is a call, so that no cut of the text makes a difference.
+  const bool bare = options_.format == ToolFormat::kLlamaJson;
+  size_t taken = 0;
+  bool unknown = false;
+  const auto open = [&] { return !unknown && !scanner_->begun() && scanner_->state() == CallScanner::State::kOpen; };
+  while (!told_name_ && taken < buffer_.size() && open()) {
+    scanner_->Push(std::string_view(buffer_).substr(taken++, 1));
+    unknown = bare && scanner_->has_name() && !options_.tools.contains(scanner_->name());
+  }
+  if (told_name_) taken = scanner_->Push(buffer_);
   if (!told_name_) raw_ += buffer_.substr(0, taken);
   buffer_.erase(0, taken);
-  const bool bare = options_.format == ToolFormat::kLlamaJson;
-  const bool unknown = bare && scanner_->has_name() && !options_.tools.contains(scanner_->name());
   if (!told_name_ && (unknown || scanner_->state() == CallScanner::State::kFailed)) {
     Say(Kind::kContent, std::exchange(raw_, {}));
     state_ = State::kText;
     return true;
   }
-  if (!told_name_ && scanner_->has_name()) {
+  if (!told_name_ && scanner_->begun()) {
     told_name_ = true;
     ++num_calls_;
     Say(Kind::kCall, scanner_->name());
   }
   if (!told_name_) return false;
   Say(Kind::kArguments, scanner_->TakeArguments());
-  if (scanner_->state() == CallScanner::State::kOpen) return false;
+  if (scanner_->state() == CallScanner::State::kOpen) return !buffer_.empty();
   state_ = State::kAfterCall;
   skip_space_ = true;
   return true;

@@ -26,7 +26,7 @@ size_t CallScanner::Push(std::string_view text) {
 }
 
 std::string CallScanner::TakeArguments() {
-  if (is_arguments_ && !quoted_ && at_ == At::kInValue) arguments_ += std::exchange(value_, {});
+  if (hands_out()) arguments_ += std::exchange(value_, {});
   return std::exchange(arguments_, {});
 }
 
@@ -84,7 +84,8 @@ void CallScanner::BeginValue(char c) {
 void CallScanner::InValue(char c) {
   if (literal_ && (c == ',' || c == '}' || IsSpace(c))) {
     EndValue();
-    return Step(c);
+    if (state_ == State::kOpen) Step(c);
+    return;
   }
   value_ += c;
   if (in_string_) {

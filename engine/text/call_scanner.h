@@ -21,12 +21,16 @@ class CallScanner {
   State state() const { return state_; }
   bool has_name() const { return has_name_; }
   const std::string& name() const { return name_; }
+  // It is a call as far as can be told: it has a name, and its arguments have begun or there are none.
+  bool begun() const { return has_name_ && state_ != State::kFailed && (state_ == State::kDone || has_arguments_ || hands_out()); }
   // The arguments' bytes that nobody has taken. Given as text ("{...}" in quotes) they come out as what they say, at the end.
   std::string TakeArguments();
 
  private:
   enum class At { kBegin, kKeyOrEnd, kKey, kColon, kValue, kInValue, kCommaOrEnd };
 
+  // Inside of arguments that need not be complete to be told.
+  bool hands_out() const { return is_arguments_ && at_ == At::kInValue && !quoted_ && !literal_; }
   void Step(char c);
   void BeginValue(char c);
   void InValue(char c);

@@ -61,6 +61,8 @@ TEST(AnswerParser, Hermes) {
   Check(options, "<tool_call>{\"name\": \"add\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>", {"", "", {{"add", "{\"a\": 1}"}}, {}});
   Check(options, "<tool_call>not json</tool_call>", {"<tool_call>not json</tool_call>", "", {}, {}});
   Check(options, "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1", {"", "", {{"add", "{\"a\": 1"}}, {}});
+  Check(options, "<tool_call>{\"name\": \"add\", \"argumenty\": {}}</tool_call>", {"<tool_call>{\"name\": \"add\", \"argumenty\": {}}</tool_call>", "", {}, {}});
+  Check(options, "<tool_call>{\"name\": \"add\", \"arguments\": nil}</tool_call>", {"<tool_call>{\"name\": \"add\", \"arguments\": nil}</tool_call>", "", {}, {}});
   Check(options, "<tool_call>{\"na", {"<tool_call>{\"na", "", {}, {}});
   AnswerParserOptions single = options;
   single.parallel = false;
