@@ -16,7 +16,7 @@ absl::Status Refuse(const std::string& field, const std::string& why) {
   return absl::InvalidArgumentError(absl::StrCat("kv.", field, ": ", why));
 }
 
-const std::string& WordOr(const KvOptions& options, const std::string& name, const std::string& otherwise) {
+std::string WordOr(const KvOptions& options, const std::string& name, const std::string& otherwise) {
   const auto it = options.params.find(name);
   const auto* word = it == options.params.end() ? nullptr : std::get_if<std::string>(&it->second);
   return word == nullptr ? otherwise : *word;
@@ -128,7 +128,7 @@ std::span<const ParamSpec> CodingParams() {
 
 absl::StatusOr<Coding> ReadLanding(const KvOptions& options, const PolicyContext& context) {
   const bool while_prefilling = WordOr(options, "prefill", "dense") == "coded";
-  const std::string& bits = WordOr(options, "protected_bits", "auto");
+  const std::string bits = WordOr(options, "protected_bits", "auto");
   if (while_prefilling && bits == "16") {
     return Refuse("params.protected_bits", "is 16, but with prefill coded nothing is dense; give 8 or leave it out");
   }
