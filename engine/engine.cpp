@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineConfig& confi
   std::random_device entropy;
   const uint64_t seed = uint64_t{entropy()} << 32 | entropy();
   auto core = EngineCore::Create(*limits, {impl.backend.get(), impl.model.get(), impl.tokenizer.get(), observer, &clock, seed,
-                                           {config.kv, config.allow_baselines, std::move(model.strategies)}});
+                                           {config.kv, config.allow_baselines, std::move(model.artifacts)}});
   if (!core.ok()) return core.status();
   impl.core = *std::move(core);
   impl.grammars = std::make_unique<GrammarCompiler>(*impl.tokenizer, impl.core->vocab_size());

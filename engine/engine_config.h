@@ -21,7 +21,7 @@ struct EngineConfig {
   std::optional<KvOptions> kv;   // for requests that bring none; none: auto
   bool allow_baselines = false;  // kv policies that only serve as comparison
   std::vector<std::string> strategy_files;  // of PolyKV; the first is the one that requests get without naming one
-  std::string artifact_folder;   // strategies in it that were made for the model load too if no file is given; empty: none
+  std::string artifact_folder;   // artifacts in it that were made for the model load too, of kinds of which no file is given; empty: none
   std::string chat_template;     // text that replaces the model's own; empty: the model's
 };
 

@@ -56,6 +56,9 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const CoreLimits&
   config.max_step_rows = effective.max_step_rows;
   auto cache = KvCache::Create(config, parts.model->kv_shape(), *parts.backend);
   if (!cache.ok()) return cache.status();
+  if (const auto means = parts.kv.artifacts.mean_keys(); !means.empty()) {
+    if (absl::Status s = (*cache)->SetMeanKeys(means); !s.ok()) return s;
+  }
   core->stream_ = parts.backend->NewStream();
   core->batch_ = *std::move(batch);
   core->cache_ = *std::move(cache);

@@ -29,7 +29,8 @@ std::shared_ptr<const Policy> Full() { return {std::shared_ptr<const Policy>(), 
 absl::StatusOr<KvChoice> KvChooser::Make(const KvOptions& options, int prompt_tokens, std::string reason) const {
   PolicyContext context = cache_.policy_context(prompt_tokens);
   context.allow_baselines = defaults_.allow_baselines;
-  context.strategies = defaults_.strategies;
+  context.strategies = defaults_.artifacts.strategies;
+  context.profiles = defaults_.artifacts.profiles;
   auto policy = MakePolicy(options, context);
   if (!policy.ok()) return policy.status();
   return KvChoice{*std::move(policy), std::move(reason), false};

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/load/artifacts.h"
 #include "engine/request.h"
 #include "kvcache/kv_cache.h"
-#include "kvcache/policies/strategy.h"
 
 namespace loupe {
 
@@ -17,7 +17,7 @@ namespace loupe {
 struct KvDefaults {
   std::optional<KvOptions> kv;   // for requests that bring no `kv`, and what `auto` may choose beside full
   bool allow_baselines = false;  // policies that only serve as comparison
-  std::vector<std::shared_ptr<const Strategy>> strategies = {};  // for polykv
+  Artifacts artifacts = {};      // what policies were calibrated for
 };
 
 struct KvChoice {

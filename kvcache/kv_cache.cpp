@@ -234,6 +234,14 @@ absl::Status KvCache::Repack(SeqId seq, std::span<const ListAction> actions, Str
   return impl_->Repack(sequence, actions, stream);
 }
 
+absl::Status KvCache::Rewrite(SeqId seq, int layer, int kv_head, std::span<const float> keys, std::span<const float> values,
+                              Stream& stream) {
+  Sequence& sequence = impl_->Get(seq);
+  LOUPE_CHECK(!sequence.in_flight) << "sequence " << seq.value << " is part of a reserved step";
+  if (impl_->in_flight.empty()) impl_->pool.DrainRetired();
+  return impl_->Rewrite(sequence, layer * impl_->shape.num_kv_heads + kv_head, keys, values, stream);
+}
+
 int64_t KvCache::BytesForTokens(int num_tokens) const {
   if (num_tokens <= 0) return 0;
   // A small tail that grows is held together with the page that takes it over: up to 16 entries more.

@@ -154,6 +154,9 @@ class KvCache {
   // One transaction over any lists of a sequence: reserve new pages, copy, swap, release the old. All or nothing.
   // The pages of a list that nobody shares are compacted in place, which needs no room.
   absl::Status Repack(SeqId seq, std::span<const ListAction> actions, Stream& stream);
+  // For measurements of caches that this one does not have: the dense entries of a list get other keys and values, [entries,
+  // D] in list order, keys after RoPE. Waits for the stream. RESOURCE_EXHAUSTED: nothing has changed.
+  absl::Status Rewrite(SeqId seq, int layer, int kv_head, std::span<const float> keys, std::span<const float> values, Stream& stream);
   // Surprisal of prompt tokens in nats, for policies that ask; in the order of the prompt, before the step that ends it.
   void AddSurprisal(SeqId seq, std::span<const float> surprisal);
   bool WantsSurprisal(SeqId seq) const;

@@ -1,7 +1,7 @@
 // The inside of KvCache, shared by the files that implement it: kv_cache.cpp (sequences), kv_reserve.cpp (building a
 // step), kv_advance.cpp (a step that is the last one again), kv_step.cpp (ops, commit), kv_policy.cpp (policies act),
 // kv_signals.cpp (what they are shown), kv_repack.cpp (the repack operator), kv_repack_plan.cpp (which pages it writes),
-// kv_faults.cpp (what cannot be coded), kv_report.cpp (numbers, audit).
+// kv_faults.cpp (what cannot be coded), kv_rewrite.cpp (other entries, for measurements), kv_report.cpp (numbers, audit).
 // Internal to kvcache/. Step thread only.
 #pragma once
 
@@ -122,6 +122,9 @@ struct KvCache::Impl {
                  RepackedList* plan);
   bool SmallTail(const PageClass& page_class, int count, bool several, int small_there, bool small_tails) const;
   bool OwnsPages(const Sequence& sequence, const KvList& list) const;
+
+  // kv_rewrite.cpp
+  absl::Status Rewrite(Sequence& sequence, int list_index, std::span<const float> keys, std::span<const float> values, Stream& stream);
 
   // kv_report.cpp
   KvSequenceReport Report(const Sequence& sequence) const;

@@ -95,6 +95,9 @@ class Runner {
     auto cache = KvCache::Create(config, model.decoder->kv_shape(), *model.backend);
     if (!cache.ok()) return cache.status();
     runner->cache_ = *std::move(cache);
+    if (const auto means = model.artifacts.mean_keys(); !means.empty()) {
+      if (absl::Status s = runner->cache_->SetMeanKeys(means); !s.ok()) return s;
+    }
     return runner;
   }
 

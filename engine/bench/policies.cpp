@@ -63,7 +63,8 @@ absl::StatusOr<std::vector<PolicyCost>> BenchPolicies(LoadedModel& model, const 
   if (!runner.ok()) return runner.status();
   PolicyContext context = (*runner)->cache().policy_context(options.context);
   context.allow_baselines = true;
-  context.strategies = model.strategies;
+  context.strategies = model.artifacts.strategies;
+  context.profiles = model.artifacts.profiles;
   std::vector<std::unique_ptr<Policy>> made;
   std::vector<PolicyCost> costs;
   for (const EvalPolicy& policy : policies) {

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/eval/text_windows.h"
 
 namespace loupe {
 namespace {
@@ -16,7 +15,6 @@ using Json = nlohmann::json;
 using Compressed = SignalProbe::Compressed;
 
 constexpr int kGainMean = 256;      // entries a list at which single lists and layers are compressed
-constexpr int kLeastContext = 128;  // tokens of an item, below which nothing can be learnt from it
 constexpr int kGainRows = 32;       // rows of a text whose predictions are compared then
 
 double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -133,37 +131,12 @@ class Calibration {
 };
 
 absl::Status Calibration::ReadPrompts() {
-  const auto windows = CutWindows(options_.text, *model_.tokenizer, options_.context + options_.continuation + 1,
-                                  options_.prompts, options_.seed);
-  if (!windows.ok()) return windows.status();
-  for (const TextWindow& window : *windows) {
-    texts_.push_back({absl::StrCat(window.file, "@", window.first, " ", Fingerprint(window.ids)), window.ids, options_.context,
-                      std::vector<bool>(static_cast<size_t>(options_.continuation), true)});
-  }
-  for (const EvalItem& item : options_.items) {
-    CalibrationPrompt prompt;
-    prompt.id = absl::StrCat("item ", item.id, " of ", item.context.size(), " bytes");
-    prompt.ids = model_.tokenizer->Encode(item.context, false, false);
-    prompt.context = static_cast<int>(prompt.ids.size());
-    const std::vector<int32_t> asked = model_.tokenizer->Encode(item.question + item.answer_prefix, false, false);
-    const std::vector<int32_t> gold = model_.tokenizer->Encode(GoldText(item), false, false);
-    prompt.ids.insert(prompt.ids.end(), asked.begin(), asked.end());
-    prompt.ids.insert(prompt.ids.end(), gold.begin(), gold.end());
-    absl::StrAppend(&prompt.id, " ", Fingerprint(prompt.ids));
-    // The row before each token of the answer predicts it.
-    prompt.counted.assign(asked.size() + gold.size() - 1, false);
-    for (size_t i = std::max<size_t>(asked.size(), 1) - 1; i < prompt.counted.size(); ++i) prompt.counted[i] = true;
-    if (prompt.context <= kLeastContext) {
-      return absl::InvalidArgumentError(absl::StrCat("--items: ", item.id, " has ", prompt.context,
-                                                     " tokens of context, must have more than ", kLeastContext));
-    }
-    if (prompt.rows() > options_.max_rows) {
-      return absl::InvalidArgumentError(absl::StrCat("--items: ", item.id, " has ", prompt.rows(),
-                                                     " tokens of question and answer, at most ", options_.max_rows,
-                                                     " are taken"));
-    }
-    items_.push_back(std::move(prompt));
-  }
+  auto texts = TextPrompts(options_.text, *model_.tokenizer, options_.context, options_.continuation, options_.prompts, options_.seed);
+  if (!texts.ok()) return texts.status();
+  texts_ = *std::move(texts);
+  auto items = ItemPrompts(options_.items, *model_.tokenizer, options_.max_rows);
+  if (!items.ok()) return items.status();
+  items_ = *std::move(items);
   return absl::OkStatus();
 }
 
@@ -418,18 +391,12 @@ absl::StatusOr<PolyKvSummary> Calibration::Run() {
                                     {"uniform_kl", ExpectedCost(prefill, plain, fit)}};
   }
   if (absl::Status s = CheckStrategy(strategy); !s.ok()) return s;
-  uint64_t set_hash = 14695981039346656037u;  // FNV-1a
-  for (const auto* prompts : {&texts_, &items_}) {
-    for (const CalibrationPrompt& prompt : *prompts) {
-      for (const int32_t id : prompt.ids) set_hash = (set_hash ^ static_cast<uint32_t>(id)) * 1099511628211u;
-    }
-  }
   summary.calibration = {{"prompts", texts_.size()},
                          {"context", options_.context},
                          {"continuation", options_.continuation},
                          {"items", items_.size()},
                          {"seed", options_.seed},
-                         {"set_hash", absl::StrFormat("%016x", set_hash)},
+                         {"set_hash", HashOfPrompts(texts_, items_)},
                          {"gain_pattern", patterns_[static_cast<size_t>(gain_pattern_)].policy},
                          {"expected", expected}};
   summary.seconds = seconds_;

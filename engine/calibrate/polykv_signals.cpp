@@ -1,14 +1,10 @@
 #include "engine/calibrate/polykv_signals.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <functional>
 #include <numeric>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "engine/eval/statistics.h"
 #include "kvcache/policies/eviction.h"
 #include "kvcache/policies/registry.h"
 
@@ -16,36 +12,6 @@ namespace loupe {
 namespace {
 
 constexpr int kDecodeInterval = 64;
-
-// Keeps everything, and calls back with what it asked to see.
-class Onlooker final : public Policy {
- public:
-  using Callback = std::function<void(const SequenceView&)>;
-  explicit Onlooker(const Signals& signals, Callback callback = {})
-      : signals_(signals), callback_(std::move(callback)) {}
-  std::string_view name() const override { return "onlooker"; }
-  Signals signals() const override { return signals_; }
-  void AfterPrefill(const SequenceView& sequence, std::vector<ListAction>*) const override {
-    if (callback_) callback_(sequence);
-  }
-  void AfterDecode(const SequenceView&, std::vector<ListAction>*) const override {}
-
- private:
-  Signals signals_;
-  Callback callback_;
-};
-
-// Keeps what it was told to.
-class Told final : public Policy {
- public:
-  explicit Told(std::vector<ListAction> actions) : actions_(std::move(actions)) {}
-  std::string_view name() const override { return "told"; }
-  void AfterPrefill(const SequenceView&, std::vector<ListAction>* actions) const override { *actions = actions_; }
-  void AfterDecode(const SequenceView&, std::vector<ListAction>*) const override {}
-
- private:
-  std::vector<ListAction> actions_;
-};
 
 KvOptions OptionsOf(const StrategyPattern& pattern, const TableCase& c) {
   KvOptions options;
@@ -87,63 +53,6 @@ Signals LookedAt(const std::vector<StrategyPattern>& patterns, const PolicyConte
     if (one.columns.stride > 0) all.columns = one.columns;
   }
   return all;
-}
-
-// What the full cache says of the rows that count.
-struct Reference {
-  std::vector<std::vector<float>> probability;  // [counted][V]
-  std::vector<double> negative_entropy;         // sum of p log p
-  std::vector<double> nll;
-};
-
-double LogSum(std::span<const float> x) {
-  const float highest = *std::max_element(x.begin(), x.end());
-  double sum = 0;
-  for (const float v : x) sum += double{std::exp(v - highest)};
-  return std::log(sum) + double{highest};
-}
-
-// Calls for the rows that count: their number among those, their logits, the token that follows.
-template <class Each>
-void EachCounted(const CalibrationPrompt& prompt, std::span<const float> logits, const Each& each) {
-  const size_t vocab = logits.size() / prompt.counted.size();
-  size_t number = 0;
-  for (size_t row = 0; row < prompt.counted.size(); ++row) {
-    if (prompt.counted[row])
-      each(number++, logits.subspan(row * vocab, vocab), prompt.ids[static_cast<size_t>(prompt.context) + row + 1]);
-  }
-}
-
-Reference Refer(const CalibrationPrompt& prompt, std::span<const float> logits) {
-  Reference reference;
-  EachCounted(prompt, logits, [&](size_t, std::span<const float> row, int32_t next) {
-    const double sum = LogSum(row);
-    std::vector<float>& p = reference.probability.emplace_back();
-    double entropy = 0;
-    for (const float x : row) {
-      const double log_p = double{x} - sum;
-      p.push_back(static_cast<float>(std::exp(log_p)));
-      entropy += double{p.back()} * log_p;
-    }
-    reference.negative_entropy.push_back(entropy);
-    reference.nll.push_back(sum - double{row[static_cast<size_t>(next)]});
-  });
-  return reference;
-}
-
-// KL = sum of p (log p - log q), log q = x - log sum exp x, sum of p = 1.
-Change Compare(const CalibrationPrompt& prompt, const Reference& reference, std::span<const float> logits) {
-  Change change;
-  const double rows = static_cast<double>(reference.nll.size());
-  EachCounted(prompt, logits, [&](size_t number, std::span<const float> row, int32_t next) {
-    const double sum = LogSum(row);
-    const std::vector<float>& p = reference.probability[number];
-    double expected = 0, all = 0;
-    for (size_t i = 0; i < row.size(); ++i) expected += double{p[i]} * double{row[i]}, all += double{p[i]};
-    change.kl += (reference.negative_entropy[number] - expected + all * sum) / rows;
-    change.nll += (sum - double{row[static_cast<size_t>(next)]} - reference.nll[number]) / rows;
-  });
-  return change;
 }
 
 }  // namespace
@@ -217,27 +126,20 @@ absl::StatusOr<LocalSignals> SignalProbe::Local(const CalibrationPrompt& prompt)
   out.entropy.resize(static_cast<size_t>(lists));
   const auto measure = [&](const SequenceView& view) {
     if (view.num_tokens == prompt.context) return;  // when the copy is made
-    std::atomic<size_t> next{0};
-    const auto work = [&] {
-      for (size_t i = next++; i < view.lists.size(); i = next++) {
-        const ListRows list = RowsOf(view, view.lists[i], heads, config.head_dim, rows);
-        std::vector<std::vector<int32_t>> of_list;
-        for (const auto& of_pattern : *sets) {
-          for (const auto& of_budget : of_pattern) of_list.push_back(of_budget[i]);
-        }
-        const auto errors = MeasureList(list, of_list, prompt.counted, kDecodeInterval, &out.entropy[i]);
-        for (size_t k = 0; k < errors.size(); ++k) {
-          const int r = static_cast<int>(k) / columns, b = static_cast<int>(k) % columns, j = static_cast<int>(i);
-          out.squared.at(r, b, j) = errors[k].squared, out.cosine.at(r, b, j) = errors[k].cosine;
-          out.squared_first.at(r, b, j) = errors[k].squared_first,
-                                     out.cosine_first.at(r, b, j) = errors[k].cosine_first;
-        }
+    InParallel(model_.backend->Info().num_threads, view.lists.size(), [&](size_t i) {
+      const ListRows list = RowsOf(view, view.lists[i], heads, config.head_dim, rows);
+      std::vector<std::vector<int32_t>> of_list;
+      for (const auto& of_pattern : *sets) {
+        for (const auto& of_budget : of_pattern) of_list.push_back(of_budget[i]);
       }
-    };
-    std::vector<std::thread> threads;
-    for (int t = 1; t < model_.backend->Info().num_threads; ++t) threads.emplace_back(work);
-    work();
-    for (std::thread& thread : threads) thread.join();
+      const auto errors = MeasureList(list, of_list, prompt.counted, kDecodeInterval, &out.entropy[i]);
+      for (size_t k = 0; k < errors.size(); ++k) {
+        const int r = static_cast<int>(k) / columns, b = static_cast<int>(k) % columns, j = static_cast<int>(i);
+        out.squared.at(r, b, j) = errors[k].squared, out.cosine.at(r, b, j) = errors[k].cosine;
+        out.squared_first.at(r, b, j) = errors[k].squared_first,
+                                   out.cosine_first.at(r, b, j) = errors[k].cosine_first;
+      }
+    });
   };
   Signals wanted;
   wanted.window_query_rows = rows, wanted.entries = true;
@@ -246,7 +148,7 @@ absl::StatusOr<LocalSignals> SignalProbe::Local(const CalibrationPrompt& prompt)
   if (!fork.ok()) return fork.status();
   cache.Close(*base);
   const auto logits = runner_->Continue(
-      *fork, ids.subspan(static_cast<size_t>(prompt.context), static_cast<size_t>(rows)), true, 0, nullptr);
+      *fork, ids.subspan(static_cast<size_t>(prompt.context), static_cast<size_t>(rows)), EvalRunner::Rows::kStay, 0, nullptr, {});
   cache.Close(*fork);
   if (!logits.ok()) return logits.status();
   return out;
@@ -269,7 +171,8 @@ absl::StatusOr<std::vector<Change>> SignalProbe::Propagated(const CalibrationPro
 
   const auto rows = ids.subspan(static_cast<size_t>(prompt.context), static_cast<size_t>(prompt.rows()));
   std::vector<std::vector<char>> residuals;
-  const auto logits = runner_->Continue(*full, rows, false, 0, &residuals);
+  const std::vector<int32_t> counted = prompt.CountedRows();
+  const auto logits = runner_->Continue(*full, rows, EvalRunner::Rows::kPrompt, 0, &residuals, counted);
   if (!logits.ok()) return logits.status();
   const Reference reference = Refer(prompt, *logits);
   std::vector<Change> changes;
@@ -284,10 +187,10 @@ absl::StatusOr<std::vector<Change>> SignalProbe::Propagated(const CalibrationPro
     const Told told(std::move(actions));
     const auto fork = cache.Fork(*full, told, runner_->stream());
     if (!fork.ok()) return fork.status();
-    const auto changed = runner_->Continue(*fork, rows, false, c.layer, &residuals);
+    const auto changed = runner_->Continue(*fork, rows, EvalRunner::Rows::kPrompt, c.layer, c.layer == 0 ? nullptr : &residuals, counted);
     cache.Close(*fork);
     if (!changed.ok()) return changed.status();
-    changes.push_back(Compare(prompt, reference, *changed));
+    changes.push_back(Compare(prompt, reference, *changed, model_.backend->Info().num_threads));
   }
   cache.Close(*full);
   return changes;

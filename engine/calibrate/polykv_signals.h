@@ -9,20 +9,11 @@
 
 #include "absl/status/statusor.h"
 #include "engine/calibrate/local_error.h"
+#include "engine/calibrate/prompts.h"
 #include "engine/eval/eval_runner.h"
 #include "kvcache/calibration/polykv_fit.h"
 
 namespace loupe {
-
-// A context, and rows that go on from it. Row i is ids[context + i] and predicts ids[context + i + 1].
-struct CalibrationPrompt {
-  std::string id;            // part of a cell's key
-  std::vector<int32_t> ids;  // one more than context + rows
-  int context = 0;
-  std::vector<bool> counted;  // [rows] whose outputs and predictions matter: all of a text, the answer's of an item
-
-  int rows() const { return static_cast<int>(counted.size()); }
-};
 
 // How many entries a list keeps, and how many of them are the last ones.
 struct TableCase {
@@ -34,12 +25,6 @@ struct LocalSignals {
   PatternTable squared, cosine;              // [patterns][cases][lists], all rows
   PatternTable squared_first, cosine_first;  // rows before the first cut of a decode form
   std::vector<double> entropy;               // [lists]
-};
-
-// Means over counted rows.
-struct Change {
-  double kl = 0;   // KL(full || changed), nats
-  double nll = 0;  // of the token that follows, changed minus full
 };
 
 class SignalProbe {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "engine/eval/llamacpp_cache.h"
 #include "engine/eval/statistics.h"
 #include "kvcache/policies/registry.h"
 
@@ -22,6 +23,7 @@ class EvalRunner::SharedSignals : public Policy {
     if (asked.columns.stride > 0 && signals_.columns.stride > 0 && asked.columns != signals_.columns) return false;
     if (asked.columns.stride > 0) signals_.columns = asked.columns;
     signals_.window_query_rows = std::max(signals_.window_query_rows, asked.window_query_rows);
+    signals_.entries |= asked.entries;
     signals_.output_norms |= asked.output_norms;
     signals_.surprisal |= asked.surprisal;
     return true;
@@ -29,6 +31,37 @@ class EvalRunner::SharedSignals : public Policy {
 
  private:
   Signals signals_;
+};
+
+// Keeps everything; what entries are is copied when the sequence is made.
+class EvalRunner::Rival : public Policy {
+ public:
+  explicit Rival(RivalBlock block) : block_(block) {}
+  std::string_view name() const override { return "rival"; }
+  Signals signals() const override {
+    Signals signals;
+    signals.entries = true;
+    return signals;
+  }
+  void AfterPrefill(const SequenceView& sequence, std::vector<ListAction>*) const override {
+    keys_.assign(sequence.keys.begin(), sequence.keys.end());
+    values_.assign(sequence.values.begin(), sequence.values.end());
+  }
+  void AfterDecode(const SequenceView&, std::vector<ListAction>*) const override {}
+
+  absl::Status Round(SeqId seq, KvCache& cache, Stream& stream) const {
+    absl::Status status = RoundCache(block_, keys_, values_, seq, cache, stream);
+    keys_.clear(), values_.clear();
+    return status;
+  }
+  // What blocks would take, in place of the dense pages that stand for them.
+  void Correct(KvSequenceReport* report) const {
+    report->prompt_device_bytes = static_cast<int64_t>(BytesRatio(block_) * static_cast<double>(report->prompt_full_bytes));
+  }
+
+ private:
+  RivalBlock block_;
+  mutable std::vector<std::vector<float>> keys_, values_;  // from AfterPrefill to Round
 };
 
 EvalRunner::EvalRunner(LoadedModel& model, int max_step_tokens)
@@ -54,6 +87,9 @@ absl::StatusOr<std::unique_ptr<EvalRunner>> EvalRunner::Create(LoadedModel& mode
   auto cache = KvCache::Create(config, shape, *model.backend);
   if (!cache.ok()) return cache.status();
   runner->cache_ = *std::move(cache);
+  if (const auto means = model.artifacts.mean_keys(); !means.empty()) {
+    if (absl::Status s = runner->cache_->SetMeanKeys(means); !s.ok()) return s;
+  }
   return runner;
 }
 
@@ -129,16 +165,18 @@ absl::StatusOr<std::span<const float>> EvalRunner::Prefill(SeqId seq, std::span<
   return std::span<const float>(logits_).last(vocab);
 }
 
-absl::StatusOr<std::span<const float>> EvalRunner::Continue(SeqId seq, std::span<const int32_t> ids, bool stays,
-                                                            int first_layer,
-                                                            std::vector<std::vector<char>>* residuals) {
-  const KvStepItem item{seq, static_cast<int>(ids.size()), 0, stays};
-  std::vector<int32_t> wanted(ids.size());
-  std::iota(wanted.begin(), wanted.end(), 0);
+absl::StatusOr<std::span<const float>> EvalRunner::Continue(SeqId seq, std::span<const int32_t> ids, Rows rows, int first_layer,
+                                                            std::vector<std::vector<char>>* residuals,
+                                                            std::span<const int32_t> wanted) {
+  const int count = static_cast<int>(ids.size());
+  const bool decode = rows == Rows::kDecode, stays = rows == Rows::kStay;
+  const KvStepItem item{seq, decode ? 0 : count, decode ? count : 0, stays};
+  std::vector<int32_t> all(wanted.empty() ? ids.size() : 0);
+  std::iota(all.begin(), all.end(), 0);
   DecoderStep step;
   step.first_layer = first_layer;
   step.residuals = residuals;
-  if (absl::Status s = Compute(std::span(&item, 1), ids, wanted, step); !s.ok()) return s;
+  if (absl::Status s = Compute(std::span(&item, 1), ids, wanted.empty() ? all : wanted, step); !s.ok()) return s;
   if (stays) {
     cache_->Commit(batch_, *stream_);
     if (absl::Status s = stream_->Synchronize(); !s.ok()) return s;
@@ -157,12 +195,23 @@ absl::StatusOr<std::span<const float>> EvalRunner::Decode(std::span<const SeqId>
   return std::span<const float>(logits_);
 }
 
+absl::StatusOr<std::unique_ptr<Policy>> EvalRunner::MakeOne(const KvOptions& options, const PolicyContext& context) const {
+  const auto rival = RivalOf(options.policy);
+  if (!rival) return MakePolicy(options, context);
+  if (options.budget.kind != KvBudget::Kind::kNone || !options.params.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("kv.policy: ", options.policy, " stores everything in its own format and takes neither ",
+                                                   "budget nor parameters"));
+  }
+  return std::unique_ptr<Policy>(new Rival(*rival));
+}
+
 absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolicy> policies,
                                                        std::span<const int32_t> prompt, int chunk,
                                                        std::vector<KvSequenceReport>* reports) {
   PolicyContext context = cache_->policy_context(static_cast<int>(prompt.size()));
   context.allow_baselines = true;
-  context.strategies = model_.strategies;
+  context.strategies = model_.artifacts.strategies;
+  context.profiles = model_.artifacts.profiles;
   made_.clear();
   std::vector<SeqId> seqs(policies.size() + 1);
   // Policies are grouped by the pass over the prompt that can serve them: nearly always one.
@@ -170,7 +219,7 @@ absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolic
   std::vector<size_t> pass_of;
   constexpr size_t kOwnPass = static_cast<size_t>(-1);
   for (const EvalPolicy& policy : policies) {
-    auto made = MakePolicy(policy.options, context);
+    auto made = MakeOne(policy.options, context);
     if (!made.ok()) return made.status();
     if ((*made)->acts_in_prefill()) {  // its prompt is another one's for nobody
       pass_of.push_back(kOwnPass);
@@ -206,7 +255,9 @@ absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolic
       for (size_t i = 0; i < policies.size() && status.ok(); ++i) {
         if (pass_of[i] != pass) continue;
         auto fork = cache_->Fork(*base, *made_[i], *stream_);
-        if (check(fork)) seqs[i + 1] = *fork;
+        if (!check(fork)) break;
+        seqs[i + 1] = *fork;
+        if (const auto* rival = dynamic_cast<const Rival*>(made_[i].get())) status = rival->Round(*fork, *cache_, *stream_);
       }
     }
     if (pass == 0 && status.ok()) {
@@ -220,7 +271,10 @@ absl::StatusOr<std::vector<SeqId>> EvalRunner::OpenAll(std::span<const EvalPolic
     return status;
   }
   reports->clear();
-  for (const SeqId seq : seqs) reports->push_back(cache_->Report(seq));
+  for (size_t i = 0; i < seqs.size(); ++i) {
+    reports->push_back(cache_->Report(seqs[i]));
+    if (const auto* rival = i == 0 ? nullptr : dynamic_cast<const Rival*>(made_[i - 1].get())) rival->Correct(&reports->back());
+  }
   return seqs;
 }
 

@@ -42,11 +42,16 @@ class EvalRunner {
   // One decode row a sequence. Logits [n][V], valid until the next call.
   absl::StatusOr<std::span<const float>> Decode(std::span<const SeqId> seqs, std::span<const int32_t> ids);
 
-  // Rows that go on after a complete prompt, in one step. With `stays` they become part of the sequence, and its policy acts as at
-  // the end of a prompt; otherwise the sequence is as before. Logits of all rows [n][V], valid until the next call.
-  // `residuals` as in DecoderStep: a pass from layer 0 fills them, one from `first_layer` reads them.
-  absl::StatusOr<std::span<const float>> Continue(SeqId seq, std::span<const int32_t> ids, bool stays, int first_layer,
-                                                  std::vector<std::vector<char>>* residuals);
+  // Rows that go on after a complete prompt, in one step. Logits of the rows `wanted`, or of all if it is empty, [n][V], valid
+  // until the next call. `residuals` as in DecoderStep: a pass from layer 0 fills them, another from
+  // `first_layer` on reads them; null: neither.
+  enum class Rows : uint8_t {
+    kStay,    // prompt rows, which become part of the sequence; its policy acts as at the end of a prompt
+    kPrompt,  // prompt rows; the sequence is as before
+    kDecode,  // computed as generated tokens are, whose activations are rounded finer; the sequence is as before
+  };
+  absl::StatusOr<std::span<const float>> Continue(SeqId seq, std::span<const int32_t> ids, Rows rows, int first_layer,
+                                                  std::vector<std::vector<char>>* residuals, std::span<const int32_t> wanted);
 
   // One sequence a policy, each holding what its policy makes of the same prompt; the first is the full cache, for
   // which `policies` needs no entry. The prompt is computed once for all policies that can share its signals. `bytes`
@@ -58,7 +63,10 @@ class EvalRunner {
 
  private:
   class SharedSignals;
+  class Rival;
   EvalRunner(LoadedModel& model, int max_step_tokens);
+  // A policy of the registry, or one that only evaluation knows (llamacpp_cache.h).
+  absl::StatusOr<std::unique_ptr<Policy>> MakeOne(const KvOptions& options, const PolicyContext& context) const;
   absl::Status Step(std::span<const KvStepItem> items, std::span<const int32_t> ids,
                     std::span<const int32_t> logit_rows, const std::function<void()>& before_commit = {});
   absl::Status Compute(std::span<const KvStepItem> items, std::span<const int32_t> ids, std::span<const int32_t> logit_rows,

@@ -8,7 +8,6 @@
 #include "engine/load/gguf_model.h"
 #include "engine/load/mapped_file.h"
 #include "engine/load/model_path.h"
-#include "engine/load/strategy_file.h"
 
 namespace loupe {
 namespace {
@@ -86,9 +85,9 @@ absl::StatusOr<LoadedModel> LoadModel(const std::string& path, const EngineConfi
   model.config = *std::move(read);
   if (absl::Status s = CheckTensors(*gguf, model.config); !s.ok()) return InFile(path, s);
   if (absl::Status s = LoadText(*gguf, config, &model); !s.ok()) return InFile(path, s);
-  auto strategies = LoadStrategies(config, {**file, *gguf, model.config});
-  if (!strategies.ok()) return strategies.status();
-  model.strategies = *std::move(strategies);
+  auto artifacts = LoadArtifacts(config, {**file, *gguf, model.config});
+  if (!artifacts.ok()) return artifacts.status();
+  model.artifacts = *std::move(artifacts);
 
   absl::StatusOr<std::unique_ptr<Backend>> backend = MakeBackend(config.backend);
   if (!backend.ok()) return backend.status();

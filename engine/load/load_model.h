@@ -9,12 +9,12 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine_config.h"
+#include "engine/load/artifacts.h"
 #include "engine/model/decoder.h"
 #include "engine/model/model_config.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
 #include "kernels/backend.h"
-#include "kvcache/policies/strategy.h"
 
 namespace loupe {
 
@@ -26,7 +26,7 @@ struct LoadedModel {
   std::unique_ptr<ChatTemplate> chat_template;  // null if the model has none
   std::string chat_template_error;              // why, if it has one that we refuse
   int64_t file_bytes = 0;
-  std::vector<std::shared_ptr<const Strategy>> strategies;  // of config.strategy_files and artifacts, made for this model
+  Artifacts artifacts;  // made for this model
 };
 
 // `progress` gets the share of bytes packed so far, 0 to 1; may be empty. INVALID_ARGUMENT: the file is broken or not

@@ -21,6 +21,7 @@ PolicyRow PyramidKvRow();
 PolicyRow ChunkKvRow();
 PolicyRow KeyDiffRow();
 PolicyRow PolyKvRow();
+PolicyRow SphericalRow();
 PolicyRow KnormRow();   // baselines/
 PolicyRow RandomRow();  // baselines/
 

@@ -141,7 +141,8 @@ int PolicyContext::MaxEntries(int64_t bytes) const {
 
 std::span<const PolicyRow> AllPolicies() {
   static const std::vector<PolicyRow> rows = {FullRow(),      StreamingRow(), H2oRow(),     TovaRow(),  SnapKvRow(), AdaKvRow(),
-                                              PyramidKvRow(), ChunkKvRow(),   KeyDiffRow(), PolyKvRow(), KnormRow(), RandomRow()};
+                                              PyramidKvRow(), ChunkKvRow(),   KeyDiffRow(), PolyKvRow(), SphericalRow(), KnormRow(),
+                                              RandomRow()};
   return rows;
 }
 
@@ -160,7 +161,7 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const KvOptions& options, con
   if (row->baseline && !context.allow_baselines) {
     return Refuse("policy", absl::StrCat(row->name, " only serves as a comparison; start the server with --allow-baselines to have it"));
   }
-  if (!options.strategy.empty() && row->name != "polykv") {
+  if (!options.strategy.empty() && row->name != "polykv" && row->name != "spherical") {
     return Refuse("strategy", absl::StrCat("is ", options.strategy, ", but policy ", row->name, " takes none"));
   }
   auto complete = WithDefaults(*row, options);

@@ -17,6 +17,7 @@ namespace loupe {
 
 class Scorer;
 struct EvictionBudget;
+struct SphericalProfile;
 struct Strategy;
 
 // A parameter: a number in a range, or one of several words.
@@ -43,7 +44,8 @@ struct PolicyContext {
   int64_t small_page_bytes = 0;  // 16 entries
   int num_prompt = 0;
   bool allow_baselines = false;  // policies that only serve as comparison
-  std::span<const std::shared_ptr<const Strategy>> strategies;  // that the operator brought, each made for this model
+  std::span<const std::shared_ptr<const Strategy>> strategies;        // that the operator brought, each made for this model
+  std::span<const std::shared_ptr<const SphericalProfile>> profiles;  // likewise
 
   // How entries are stored: the first `landing_entries` of a list in `landing`, the others in `format`. All of them are
   // `dense` unless the request asks for bits (coded.h).

@@ -1,4 +1,4 @@
-// loupe calibrate polykv: makes an artifact from a model and text.
+// loupe calibrate polykv: makes a strategy from a model and text. calibrate_spherical.cpp: the other calibration.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -7,8 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/calibrate/polykv.h"
+#include "engine/load/artifacts.h"
 #include "engine/load/strategy_file.h"
-#include "server/commands/command.h"
+#include "server/commands/calibrate.h"
 #include "server/commands/policies.h"
 #include "server/commands/progress.h"
 #include "server/logging.h"
@@ -38,14 +39,7 @@ std::string CommandOf(const State& s) {
 
 absl::Status Calibrate(State& s, bool json) {
   if (s.model.empty()) return absl::InvalidArgumentError("calibrate polykv needs --model PATH");
-  // What would come to nothing at the end is refused at the start.
-  std::error_code ignored;
-  const bool there = std::filesystem::exists(s.out, ignored);
-  if (std::ofstream probe(s.out, std::ios::app); !probe) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--out ", s.out, " cannot be written; give a file in a folder that exists"));
-  }
-  if (!there) std::filesystem::remove(s.out, ignored);
+  if (absl::Status status = CheckOut(s.out); !status.ok()) return status;
   if (!s.items.empty()) {
     auto items = ReadItems(s.items, s.limit);
     if (!items.ok()) return items.status();
@@ -75,9 +69,7 @@ absl::Status Calibrate(State& s, bool json) {
   if (!summary.ok()) return summary.status();
   nlohmann::ordered_json calibration = {{"command", CommandOf(s)}};
   calibration.update(summary->calibration);
-  std::ofstream out(s.out, std::ios::trunc | std::ios::binary);
-  out << StrategyToText(summary->strategy, calibration);
-  if (!out.flush()) return absl::InternalError(absl::StrCat("--out ", s.out, " cannot be written"));
+  if (absl::Status status = WriteArtifact(s.out, StrategyToText(summary->strategy, calibration)); !status.ok()) return status;
   if (json) {
     nlohmann::ordered_json line = {{"out", s.out}, {"weights_hash", *hash}, {"seconds", summary->seconds}};
     line.update(calibration);
@@ -118,8 +110,24 @@ void AddFit(CLI::App* app, State* s) {
 
 }  // namespace
 
+absl::Status CheckOut(const std::string& path) {
+  std::error_code ignored;
+  const bool there = std::filesystem::exists(path, ignored);
+  if (std::ofstream probe(path, std::ios::app); !probe) {
+    return absl::InvalidArgumentError(absl::StrCat("--out ", path, " cannot be written; give a file in a folder that exists"));
+  }
+  if (!there) std::filesystem::remove(path, ignored);
+  return absl::OkStatus();
+}
+
+absl::Status WriteArtifact(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::trunc | std::ios::binary);
+  out << text;
+  return out.flush() ? absl::OkStatus() : absl::InternalError(absl::StrCat("--out ", path, " cannot be written"));
+}
+
 std::vector<Command> AddCalibrateCommands(CLI::App* root) {
-  CLI::App* calibrate = root->add_subcommand("calibrate", "make an artifact from a model and text: polykv");
+  CLI::App* calibrate = root->add_subcommand("calibrate", "make an artifact from a model and text: polykv, spherical");
   calibrate->require_subcommand(1);
   Command command = MakeCommand(
       calibrate, "polykv", "find each kv head's eviction pattern and budget: the strategy of policy polykv",
@@ -155,7 +163,7 @@ std::vector<Command> AddCalibrateCommands(CLI::App* root) {
     const absl::Status status = Calibrate(*state, common->json);
     return status.ok() ? kExitOk : Fail(status);
   };
-  return {command};
+  return {command, AddCalibrateSpherical(calibrate)};
 }
 
 }  // namespace loupe

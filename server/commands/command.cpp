@@ -72,8 +72,8 @@ void AddModelOptions(CLI::App* app, std::string* model, EngineConfig* config) {
 void AddStrategyOptions(CLI::App* app, EngineConfig* config) {
   config->artifact_folder = ArtifactFolder();
   app->add_option("--strategy", config->strategy_files,
-                  "strategy file of policy polykv (repeatable), in place of the one shipped for the model; the file's name without "
-                  ".json is what kv.strategy asks for, the first file is taken without it")
+                  "artifact (repeatable): a strategy of polykv or a profile of spherical, in place of the one shipped for the model; "
+                  "the file's name without .json is what kv.strategy asks for, the first of a kind is taken without it")
       ->type_name("FILE")
       ->allow_extra_args(false);
   app->add_flag_function(

@@ -22,16 +22,24 @@ struct State {
   int limit = 0;
 };
 
-// Results of polykv depend on the strategy: its name and fingerprint become part of the label.
-void NameStrategies(const LoadedModel& model, std::vector<EvalPolicy>* policies) {
+// Results depend on the artifact: its name and fingerprint become part of the label.
+template <class All>
+void NameOne(const All& artifacts, EvalPolicy* policy) {
+  for (const auto& artifact : artifacts) {
+    if (!policy->options.strategy.empty() && policy->options.strategy != artifact->name) continue;
+    auto json = nlohmann::ordered_json::parse(policy->label);
+    json["strategy"] = absl::StrCat(artifact->name, "@", artifact->fingerprint);
+    policy->label = json.dump();
+    return;
+  }
+}
+
+void NameArtifacts(const LoadedModel& model, std::vector<EvalPolicy>* policies) {
   for (EvalPolicy& policy : *policies) {
-    if (policy.options.policy != "polykv") continue;
-    for (const auto& strategy : model.strategies) {
-      if (!policy.options.strategy.empty() && policy.options.strategy != strategy->name) continue;
-      auto json = nlohmann::ordered_json::parse(policy.label);
-      json["strategy"] = absl::StrCat(strategy->name, "@", strategy->fingerprint);
-      policy.label = json.dump();
-      break;
+    if (policy.options.policy == "polykv") {
+      NameOne(model.artifacts.strategies, &policy);
+    } else if (policy.options.policy == "spherical" || policy.options.bits.key + policy.options.bits.value > 0) {
+      NameOne(model.artifacts.profiles, &policy);  // whose mean keys all codes subtract
     }
   }
 }
@@ -146,7 +154,7 @@ absl::Status RunSuite(const std::string& name, State& state, bool json) {
   state.config.max_step_tokens = std::max(state.kl.chunk, 3 * static_cast<int>(policies->size()) + 4);
   auto model = LoadModel(state.model, state.config);
   if (!model.ok()) return model.status();
-  NameStrategies(*model, &*policies);
+  NameArtifacts(*model, &*policies);
   const auto id = MeasuredModel(state.model, *model, state.config);
   if (!id.ok()) return id.status();
   Plot plot;

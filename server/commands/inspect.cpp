@@ -2,12 +2,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/load/artifacts.h"
 #include "engine/load/inspect.h"
+#include "engine/load/profile_file.h"
 #include "engine/load/read_text.h"
 #include "engine/load/strategy_file.h"
+#include "kvcache/policies/spherical_plan.h"
 #include "nlohmann/json.hpp"
 #include "server/commands/command.h"
 
@@ -82,41 +86,73 @@ void PrintText(const ModelSummary& m) {
   PrintRow("supported", absl::StrCat(m.supported ? "yes" : "no", m.reason.empty() ? "" : ": ", m.reason));
 }
 
+template <class Artifact>
+Json WhoseArtifact(const char* kind, const Artifact& artifact) {
+  return {{"kind", kind},
+          {"name", artifact.name},
+          {"fingerprint", artifact.fingerprint},
+          {"model", artifact.model},
+          {"weights_hash", artifact.weights_hash},
+          {"layers", artifact.num_layers},
+          {"kv_heads", artifact.num_kv_heads},
+          {"head_dim", artifact.head_dim}};
+}
+
 // A strategy: for which model, which patterns, and how uneven its budgets are.
-absl::Status InspectStrategy(const std::string& path, bool json) {
-  const auto text = ReadText("strategy", path);
-  if (!text.ok()) return text.status();
-  const auto strategy = ParseStrategy(*text, std::filesystem::path(path).stem().string());
-  if (!strategy.ok()) return absl::InvalidArgumentError(absl::StrCat("strategy ", path, ": ", std::string(strategy.status().message())));
-  Json out = {{"kind", kStrategyKind},       {"name", strategy->name},           {"fingerprint", strategy->fingerprint},
-              {"model", strategy->model},    {"weights_hash", strategy->weights_hash}, {"layers", strategy->num_layers},
-              {"kv_heads", strategy->num_kv_heads}, {"head_dim", strategy->head_dim}, {"budgets", Json::array()}};
-  for (const StrategyBudget& budget : strategy->budgets) {
+Json ToJson(const Strategy& strategy) {
+  Json out = WhoseArtifact(kStrategyKind, strategy);
+  out["budgets"] = Json::array();
+  for (const StrategyBudget& budget : strategy.budgets) {
     const auto [least, most] = std::minmax_element(budget.prefill.entries.begin(), budget.prefill.entries.end());
     Json lists = Json::object();
     for (const int pattern : budget.prefill.patterns) {
-      Json& count = lists[strategy->patterns[static_cast<size_t>(pattern)].policy];
+      Json& count = lists[strategy.patterns[static_cast<size_t>(pattern)].policy];
       count = count.is_null() ? 1 : count.get<int>() + 1;
     }
     out["budgets"].push_back({{"mean", budget.mean}, {"least", *least}, {"most", *most}, {"lists", lists}});
   }
-  out["calibration"] = Json::parse(*text)["calibration"];
-  out["supported"] = true;
-  std::printf("%s\n", out.dump(json ? -1 : 2, ' ', false, Json::error_handler_t::replace).c_str());
+  return out;
+}
+
+// A profile: for which model, and how much of what lists lose the most sensitive ones do.
+Json ToJson(const SphericalProfile& profile) {
+  Json out = WhoseArtifact(kProfileKind, profile);
+  std::vector<double> losses;
+  for (const ListCosts& costs : profile.lists) losses.push_back(CostOfBits(costs, 2, 2));
+  std::sort(losses.rbegin(), losses.rend());
+  const auto sum = [&](size_t count) { return std::accumulate(losses.begin(), losses.begin() + static_cast<std::ptrdiff_t>(count), 0.0); };
+  const double all = sum(losses.size());
+  out["lists"] = profile.lists.size();
+  out["nats_at_2_bits"] = all;
+  if (all > 0) out["share_of_the_ten_most_sensitive"] = sum(std::min<size_t>(10, losses.size())) / all;
+  return out;
+}
+
+absl::Status InspectArtifact(const std::string& path, bool json) {
+  const auto text = ReadText("artifact", path);
+  if (!text.ok()) return text.status();
+  const std::string name = std::filesystem::path(path).stem().string();
+  absl::StatusOr<Json> out;
+  const auto show = [&](const auto& artifact) { out = artifact.ok() ? absl::StatusOr<Json>(ToJson(*artifact)) : artifact.status(); };
+  KindOfArtifact(*text) == kProfileKind ? show(ParseProfile(*text, name)) : show(ParseStrategy(*text, name));
+  if (!out.ok()) return absl::InvalidArgumentError(absl::StrCat("artifact ", path, ": ", std::string(out.status().message())));
+  (*out)["calibration"] = Json::parse(*text)["calibration"];
+  (*out)["supported"] = true;
+  std::printf("%s\n", out->dump(json ? -1 : 2, ' ', false, Json::error_handler_t::replace).c_str());
   return absl::OkStatus();
 }
 
 }  // namespace
 
 Command AddInspectCommand(CLI::App* root) {
-  Command command = MakeCommand(root, "inspect", "say what a model or a strategy file contains and whether it is supported",
+  Command command = MakeCommand(root, "inspect", "say what a model or an artifact contains and whether it is supported",
                                 "loupe inspect models/SmolLM2-135M-Instruct.Q4_1.gguf");
   auto path = std::make_shared<std::string>();
-  command.app->add_option("file", *path, "GGUF file of a model, or .json file of a strategy")->required();
+  command.app->add_option("file", *path, "GGUF file of a model, or .json file of an artifact")->required();
   const auto common = command.common;
   command.run = [path, common] {
     if (path->ends_with(".json")) {
-      const absl::Status status = InspectStrategy(*path, common->json);
+      const absl::Status status = InspectArtifact(*path, common->json);
       return status.ok() ? kExitOk : Fail(status);
     }
     const auto summary = InspectModel(*path);

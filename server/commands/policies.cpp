@@ -1,7 +1,7 @@
 #include "server/commands/policies.h"
 
 #include "absl/strings/str_cat.h"
-#include "engine/load/strategy_file.h"
+#include "engine/load/artifacts.h"
 #include "nlohmann/json.hpp"
 #include "server/kv_json.h"
 

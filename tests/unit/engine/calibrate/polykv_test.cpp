@@ -162,10 +162,10 @@ TEST_F(CalibrateTest, SignalsAreWhatTheySayTheyAre) {
   const SeqId full = (*runner)->cache().Open().value();
   ASSERT_TRUE((*runner)->Prefill(full, ids.first(200), 100).ok());
   std::vector<std::vector<char>> residuals;
-  const auto whole = (*runner)->Continue(full, ids.subspan(200, 24), false, 0, &residuals);
+  const auto whole = (*runner)->Continue(full, ids.subspan(200, 24), EvalRunner::Rows::kPrompt, 0, &residuals, {});
   ASSERT_TRUE(whole.ok());
   const std::vector<float> logits(whole->begin(), whole->end());
-  const auto part = (*runner)->Continue(full, ids.subspan(200, 24), false, 1, &residuals);
+  const auto part = (*runner)->Continue(full, ids.subspan(200, 24), EvalRunner::Rows::kPrompt, 1, &residuals, {});
   ASSERT_TRUE(part.ok());
   EXPECT_TRUE(std::equal(logits.begin(), logits.end(), part->begin(), part->end()))
       << "a pass from layer 1 is another one";

@@ -179,8 +179,8 @@ class StrategyOfAModel : public ::testing::Test {
 TEST_F(StrategyOfAModel, OnlyItsOwnModelTakesIt) {
   const auto model = Load({Write(strategy_, "mine.json"), Write(strategy_, "also.json")});
   ASSERT_TRUE(model.ok()) << model.status();
-  ASSERT_EQ(model->strategies.size(), 2u);
-  EXPECT_EQ(model->strategies[0]->name, "mine");
+  ASSERT_EQ(model->artifacts.strategies.size(), 2u);
+  EXPECT_EQ(model->artifacts.strategies[0]->name, "mine");
   const auto expect = [&](Strategy strategy, std::initializer_list<std::string> words) {
     const auto refused = Load({Write(strategy, "other.json")});
     ASSERT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
@@ -210,17 +210,17 @@ TEST_F(StrategyOfAModel, ShippedOnesLoadIfTheyFit) {
   Write(*testing::RandomStrategy(3, 2), "artifacts/d.json");
   const auto shipped = Load({}, folder_ + "/artifacts");
   ASSERT_TRUE(shipped.ok()) << shipped.status();
-  ASSERT_EQ(shipped->strategies.size(), 2u);
-  EXPECT_EQ(shipped->strategies[0]->name, "a");
+  ASSERT_EQ(shipped->artifacts.strategies.size(), 2u);
+  EXPECT_EQ(shipped->artifacts.strategies[0]->name, "a");
   const auto given = Load({Write(strategy_, "mine.json")}, folder_ + "/artifacts");
-  ASSERT_EQ(given->strategies.size(), 1u);
-  EXPECT_EQ(given->strategies[0]->name, "mine");
-  EXPECT_TRUE(Load({}, folder_ + "/nowhere")->strategies.empty());
+  ASSERT_EQ(given->artifacts.strategies.size(), 1u);
+  EXPECT_EQ(given->artifacts.strategies[0]->name, "mine");
+  EXPECT_TRUE(Load({}, folder_ + "/nowhere")->artifacts.strategies.empty());
   // Another seed gives other weights.
   testing::TinyOptions options;
   options.seed = 2;
   testing::MakeTinyModel(options).Write(folder_ + "/model.gguf");
-  EXPECT_TRUE(Load({}, folder_ + "/artifacts")->strategies.empty());
+  EXPECT_TRUE(Load({}, folder_ + "/artifacts")->artifacts.strategies.empty());
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "kernels/check.h"
 #include "kvcache/kv_cache.h"
 #include "kvcache/policies/strategy.h"
+#include "tests/support/profiles.h"
 #include "tests/support/strategies.h"
 
 namespace loupe {
@@ -57,6 +58,7 @@ class PolicyRun {
     PolicyContext context = cache_->policy_context(prompt);
     context.allow_baselines = true;
     context.strategies = strategies_;
+    context.profiles = profiles_;
     return MakePolicy(options, context);
   }
 
@@ -69,8 +71,8 @@ class PolicyRun {
     }
     return seq;
   }
-  // `rows` from `at` on become the sequence's next ones.
-  void Step(const KvStepItem& item, const Rows& rows, int at) {
+  // `rows` from `at` on become the sequence's next ones. Attention's output in the last layer.
+  std::vector<float> Step(const KvStepItem& item, const Rows& rows, int at) {
     const int n = item.num_prompt_rows + item.num_decode_rows;
     KvBatch batch;
     const absl::Status status = cache_->Reserve(std::span(&item, 1), &batch);
@@ -89,6 +91,7 @@ class PolicyRun {
     }
     cache_->Commit(batch, *stream_);
     cache_->Audit();
+    return out;
   }
 
   // [layers][groups] positions, ascending.
@@ -104,8 +107,11 @@ class PolicyRun {
   }
   KvCache& cache() { return *cache_; }
   std::vector<SeqId> TakeFaults() { return cache_->TakeFaults(*stream_); }
+  Stream& stream() { return *stream_; }
   // For polykv; a random one unless said otherwise.
   void Use(std::shared_ptr<const Strategy> strategy) { strategies_ = {std::move(strategy)}; }
+  // For spherical; none unless said otherwise.
+  void Use(std::shared_ptr<const SphericalProfile> profile) { profiles_ = {std::move(profile)}; }
   const PolicyShape& shape() const { return shape_; }
 
  private:
@@ -114,6 +120,7 @@ class PolicyRun {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<KvCache> cache_;
   std::vector<std::shared_ptr<const Strategy>> strategies_;
+  std::vector<std::shared_ptr<const SphericalProfile>> profiles_;
 };
 
 }  // namespace loupe
