@@ -54,7 +54,7 @@ class KvPolicySim : public ::testing::Test {
     return request;
   }
   // All policies, baselines included, and a strategy for polykv.
-  static KvDefaults Everything() { return {std::nullopt, true, {testing::RandomStrategy(4, 4)}}; }
+  static KvDefaults Everything() { return {std::nullopt, true, {{testing::RandomStrategy(4, 4)}, {}}}; }
   static KvOptions Kv(std::string_view policy, KvBudget::Kind kind, double value) {
     KvOptions options;
     options.policy = std::string(policy);

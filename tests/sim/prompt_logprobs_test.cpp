@@ -38,7 +38,7 @@ class PromptLogprobsSim : public ::testing::Test {
     limits.max_step_rows = max_step_rows;
     limits.max_queue = 64;
     auto core = EngineCore::Create(limits, {backend_.get(), &model_, &tokenizer_, nullptr, &clock_, 1,
-                                            {std::nullopt, true, {testing::RandomStrategy(4, 4)}}});
+                                            {std::nullopt, true, {{testing::RandomStrategy(4, 4)}, {}}}});
     ASSERT_TRUE(core.ok()) << core.status();
     core_ = *std::move(core);
   }
