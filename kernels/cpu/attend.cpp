@@ -1,8 +1,9 @@
 // The driver of attention on the CPU: looks pages up, splits the work over threads, merges. The arithmetic is in the
 // kernels of the instruction set (attend_kernels.h). Step thread; cannot fail, a violated shape is our own bug.
 //
-// Decode rows: a unit of work is (row, kv head, four consecutive pages of the list) with all query heads of the group.
-// Units write triples, which are merged in list order, so neither threads nor other rows can change a row's result.
+// Decode rows: a unit of work is (row, kv head, four consecutive stretches of the list) with all query heads of the group. A
+// stretch is a page or the small pages in whose place there might be one. Units write triples, which are merged in list order,
+// so neither threads nor other rows nor small pages can change a row's result.
 // Bytes moved: all visible pages once, 4 * D a visible entry; flops 4 * R * D an entry, so memory is the limit.
 //
 // Prompt rows: a tile of rows of one sequence against one list, online softmax page by page in list order. Tiles are
@@ -115,6 +116,22 @@ Problem::Problem(const AttendArgs& a, const CpuContext& context)
 
 // ---- decode
 
+// Whether `next` goes on with the stretch of `page`.
+bool Joins(const PageRef& page, const PageRef& next) {
+  return page.small && next.small && page.count == kSmallPageEntries && page.key_codec == next.key_codec &&
+         page.value_codec == next.value_codec;
+}
+
+// Pages of a unit that begins with the first of `left` pages.
+int PagesOfUnit(const PageRef* pages, int left) {
+  int n = 0;
+  for (int stretch = 0; stretch < kUnitPages && n < left; ++stretch) {
+    const int first = n++;
+    while (n < left && n - first < attend::kMaxStretch && Joins(pages[n - 1], pages[n])) ++n;
+  }
+  return n;
+}
+
 // What a unit is, before its pages are looked up.
 struct UnitPlan {
   int32_t task;        // index of its (row, kv head)
@@ -195,7 +212,7 @@ void Decode::Plan(int64_t row, bool only_row) {
     const auto unit_begin = static_cast<int32_t>(units_.size());
     const auto [from, to] = p_.List(list);
     for (int page = from, first = 0; page < to && first < end;) {
-      const int n = std::min(kUnitPages, to - page);
+      const int n = PagesOfUnit(pages + page, to - page);
       int entries = 0;
       for (int i = 0; i < n; ++i) entries += pages[page + i].count;
       if (first + n * kPageEntries > begin) PlanUnit({task, page, n, first, 0}, std::min(entries, end - first));
@@ -268,7 +285,11 @@ void Decode::RunUnits(const UnitPlan* from, const UnitPlan* to) const {
 void Decode::ViewPages(const UnitPlan& plan, PageView* pages) const {
   const bool extra = plan.first < 0;
   const PageRef* refs = (extra ? p_.ExtraPages(tasks_at_[plan.task].list) : p_.args.pages.as<PageRef>()) + plan.page;
-  for (int i = 0; i < plan.num_pages; ++i) pages[i] = p_.View(refs[i], extra ? 0 : plan.first + i * kPageEntries, extra);
+  for (int i = 0, first = 0; i < plan.num_pages; ++i) {
+    pages[i] = p_.View(refs[i], extra ? 0 : plan.first + i * kPageEntries, extra);
+    pages[i].joins = !extra && i > 0 && i - first < attend::kMaxStretch && Joins(refs[i - 1], refs[i]);
+    if (!pages[i].joins) first = i;
+  }
 }
 
 void Decode::RunUnit(const UnitPlan& plan, DecodeUnit* out) const {

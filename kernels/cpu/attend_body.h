@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "kernels/cpu/attend_coded.h"
@@ -148,6 +149,23 @@ template <class V>
   if (HasCodedValues(page)) V::PrefetchNear(page.value_scales), V::PrefetchNear(page.value_scales + 32);
 }
 
+// Values of a stretch of small coded pages, as one page has them: a reader may round the weights of a page together.
+struct StretchValues {
+  alignas(64) uint8_t values[kMaxHeadDim * kUnitEntries / kUnitPages];
+  alignas(64) uint16_t scales[kUnitEntries / kUnitPages];
+
+  PageView Gather(const PageView* pages, int num_pages, int head_dim) {
+    PageView all = pages[0];
+    const int64_t block = PlaneBytes(static_cast<Codec>(all.value_codec), head_dim) * kSmallPageEntries;
+    for (int i = 0; i < num_pages; ++i) {
+      std::memcpy(values + i * block, pages[i].values, static_cast<size_t>(block));
+      std::memcpy(scales + i * kSmallPageEntries, pages[i].value_scales, kSmallPageEntries * sizeof(uint16_t));
+    }
+    all.values = values, all.value_scales = scales;
+    return all;
+  }
+};
+
 // Scores of all pages first, then one maximum, then the values: nothing is rescaled inside a unit.
 template <class V>
 void DecodeUnitBody(const DecodeUnit& u) {
@@ -156,8 +174,8 @@ void DecodeUnitBody(const DecodeUnit& u) {
   const int heads = u.group.heads, dim = u.group.head_dim, padded = PaddedDim(dim);
   ScaleQueries<V>(u.group.q, heads * dim, u.group.scale_log2e, q);
   for (int h = 0; h < heads; ++h) u.max[h] = kMinusInfinity;
-  int start[kUnitPages], n = 0;
-  bool seen[kUnitPages];
+  int start[kUnitViews], n = 0;
+  bool seen[kUnitViews];
   for (int i = 0; i < u.num_pages; ++i) {
     const PageView& page = u.pages[i];
     const Bounds<V> bounds(page, u.visible_begin, u.visible_end);
@@ -186,10 +204,16 @@ void DecodeUnitBody(const DecodeUnit& u) {
     for (int d = 0; d < padded; d += 16) V::Zero().Store(u.out + h * padded + d);
     for (int d = 0; u.out_turned != nullptr && d < padded; d += 16) V::Zero().Store(u.out_turned + h * padded + d);
   }
-  for (int i = 0; any && i < u.num_pages; ++i) {
+  StretchValues stretch;
+  for (int i = 0, views = 1; any && i < u.num_pages; i += views, views = 1) {
     if (!seen[i]) continue;
-    const PageView& page = u.pages[i];
-    const Bounds<V> bounds(page, u.visible_begin, u.visible_end);
+    Bounds<V> bounds(u.pages[i], u.visible_begin, u.visible_end);
+    if (HasCodedValues(u.pages[i])) {
+      for (; i + views < u.num_pages && u.pages[i + views].joins && seen[i + views]; ++views) {
+        bounds.end = views * kSmallPageEntries + Bounds<V>(u.pages[i + views], u.visible_begin, u.visible_end).end;
+      }
+    }
+    const PageView page = views > 1 ? stretch.Gather(u.pages + i, views, dim) : u.pages[i];
     const uint8_t* ahead = i < u.num_next ? u.next[i].values : page.values;
     for (int h = 0; h < heads; h += V::kMaxHeads) {
       const int some = heads - h < V::kMaxHeads ? heads - h : V::kMaxHeads;
@@ -414,7 +438,8 @@ template <class V>
   return 1 / total;
 }
 
-// The scores of `n` rows from `row` on, and each row's maximum. Returns the entries that any of them sees, by whole pages.
+// The scores of `n` rows from `row` on, those of numbers without an entry included, and each row's maximum.
+// Returns the entries that any of them sees, by whole pages.
 template <class V>
 [[gnu::always_inline]] inline Bounds<V> ScoreRows(const ColumnJob& job, int row, int n, const float* q, const float* turned,
                                                   const float* shift, float* s, float* top) {
@@ -430,6 +455,10 @@ template <class V>
     }
     if (!any) continue;
     if (all.end == 0) all.begin = page.first;
+    // Between pages that are not full, or out of sight, there is nothing.
+    for (int k = 0; k < n && all.end > 0; ++k) {
+      for (int e = all.end; e < page.first; e += 16) V::Set(kMinusInfinity).Store(s + k * stride + e);
+    }
     all.end = page.first + (page.count + 15) / 16 * 16;
     FindScores<V>(page.key_codec, job.head_dim, n)(
         {page, job.pages[i + 1 < job.num_pages ? i + 1 : i].keys, job.head_dim, HasCodedKeys(page) ? turned : q,

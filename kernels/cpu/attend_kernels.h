@@ -9,8 +9,10 @@ namespace loupe::attend {
 
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxGroup = 16;      // query heads per kv head
-inline constexpr int kUnitPages = 4;      // pages of one unit of decode work: fixed, so results do not depend on threads
+inline constexpr int kUnitPages = 4;      // stretches of one unit of decode work: fixed, so results do not depend on threads
 inline constexpr int kUnitEntries = 256;  // kUnitPages * 64
+inline constexpr int kMaxStretch = 4;     // small pages that count as one page
+inline constexpr int kUnitViews = kUnitPages * kMaxStretch;
 inline constexpr int kEverything = 1 << 30;
 
 // Outputs under way are kept in whole vectors of 16 lanes.
@@ -31,6 +33,7 @@ struct PageView {
   uint8_t key_codec = 0;
   uint8_t value_codec = 0;
   bool extra = false;  // not of the table: all its entries are seen
+  bool joins = false;  // a small page that makes a stretch with the full small page before it
 };
 
 // Queries of one row and one kv head: R heads that share keys and values.
@@ -49,10 +52,10 @@ struct TurnQueries {
   float* shift = nullptr;       // [R]
 };
 
-// At most kUnitPages pages of one list for one row.
+// At most kUnitPages stretches of one list for one row. Whether a stretch is one page or several changes no bit.
 struct DecodeUnit {
   Group group;
-  PageView pages[kUnitPages];
+  PageView pages[kUnitViews];
   int num_pages = 0;
   int visible_begin = 0;
   int visible_end = 0;
@@ -111,7 +114,7 @@ inline constexpr int64_t PromptScratchFloats(int rows, int heads, int head_dim, 
   return queries * per_query + 64 * padded + 5 * 16;  // a page in bf16, alignment
 }
 
-// Rows of one query head against one list, whose pages follow each other without gaps.
+// Rows of one query head against one list; its pages need not be full.
 struct ColumnJob {
   const float* q = nullptr;  // [D] of the first row
   int64_t q_stride = 0;

@@ -63,11 +63,7 @@ class Coded final : public Policy {
 };
 
 int64_t Coded::MaxPromptBytes() const {
-  if (!coding_.while_prefilling) {
-    // Until the dense pages go, the coded ones are beside them.
-    const int64_t pages = (int64_t{context_.num_prompt} + kSmallPageEntries + kPageEntries - 1) / kPageEntries;
-    return pages * context_.page_bytes * context_.num_lists() + MaxBytes(0);
-  }
+  if (!coding_.while_prefilling) return context_.DensePromptBytes() + MaxBytes(0);
   // A chunk lands beside what is protected and what is too little to be coded yet.
   return context_.MostBytes(context_.num_prompt, context_.max_step_rows + kCodeBatch) * context_.num_lists();
 }
@@ -205,14 +201,15 @@ ListAction StoreEntries(const ListView& list, std::span<const int32_t> kept, std
 }
 
 std::optional<ListAction> CodeAged(const ListView& list, const Protection& protection, int num_tokens, const PageFormat& format,
-                                   const PageFormat& landing) {
+                                   const PageFormat& landing, int from) {
   if (format == landing) return std::nullopt;
   std::vector<int32_t> aged;
   int coded = 0;
   for (const FormatRun& run : list.runs) {
     if (run.format == format) coded = run.end - run.begin;
     for (int32_t e = run.begin; run.format == landing && e < run.end; ++e) {
-      if (!protection.Covers(list.positions[static_cast<size_t>(e)], num_tokens)) aged.push_back(e);
+      const int position = list.positions[static_cast<size_t>(e)];
+      if (position >= from && !protection.Covers(position, num_tokens)) aged.push_back(e);
     }
   }
   const int filled = (coded + static_cast<int>(aged.size())) / kCodeBatch * kCodeBatch - coded;

@@ -50,9 +50,10 @@ std::vector<PageFormat> FormatsOf(const ListView& list);
 ListAction StoreEntries(const ListView& list, std::span<const int32_t> kept, std::span<const PageFormat> formats,
                         const PageFormat& landing);
 
-// Codes in `format` what is in `landing` and not protected: as many of the oldest as fill pages, at least one page's worth;
-// nothing if they are fewer. The cheap step of every interval: pages that are full already are not touched.
+// Codes in `format` what is in `landing`, at position `from` or later and not protected: as many of the oldest as fill pages,
+// at least one page's worth; nothing if they are fewer. The cheap step of every interval: pages that are full already are not
+// touched.
 std::optional<ListAction> CodeAged(const ListView& list, const Protection& protection, int num_tokens, const PageFormat& format,
-                                   const PageFormat& landing);
+                                   const PageFormat& landing, int from = 0);
 
 }  // namespace loupe

@@ -108,6 +108,11 @@ double PolicyContext::EntriesIn(double bytes) const {
   return landing_entries + (bytes - first) / static_cast<double>(EntryBytes(format, head_dim));
 }
 
+int64_t PolicyContext::DensePromptBytes() const {
+  const int64_t pages = (int64_t{num_prompt} + kSmallPageEntries + kPageEntries - 1) / kPageEntries;
+  return pages * page_bytes * num_lists();
+}
+
 int64_t PolicyContext::MostBytes(int64_t entries, int64_t waiting) const {
   const auto pages = [](int64_t count) { return (count + kPageEntries - 1) / kPageEntries; };
   if (!coded()) return pages(entries) * page_bytes;

@@ -63,6 +63,8 @@ struct PolicyContext {
   double EntriesIn(double bytes) const;
   // Bytes of the pages of a run of so many entries in one format, tails as block_table.h says.
   int64_t RunBytes(const PageFormat& run_format, int64_t entries) const;
+  // All lists dense: what a prompt holds at its end, until the pages of its codes have taken their place.
+  int64_t DensePromptBytes() const;
   // At least the bytes of a list's pages, whatever its tails, while `waiting` entries more than planned are not coded yet.
   int64_t MostBytes(int64_t entries, int64_t waiting) const;
 };

@@ -23,10 +23,6 @@ double CostAt(const std::array<double, kProfileBits.size()>& costs, int bits) {
   return costs[static_cast<size_t>(at - kProfileBits.begin())];
 }
 
-PageFormat FormatOf(int key, int value, const PageFormat& dense) {
-  return {key >= 16 ? dense.key : *CodecOfBits(key), value >= 16 ? dense.value : *CodecOfBits(value)};
-}
-
 // Of a list with nothing but entries as they come: its tail is one page.
 int64_t PlainBytes(const PolicyContext& context, const PageFormat& dense, int entries) {
   const int tail = entries % kPageEntries;
@@ -48,11 +44,6 @@ std::vector<int> Shares(int others) {
     counts.push_back(count);
   }
   return counts;
-}
-
-bool Allowed(const SphericalLimits& limits, int key, int value) {
-  return (limits.key == 0 || limits.key == key) && (limits.value == 0 || limits.value == value) && key >= limits.floor &&
-         value >= limits.floor;
 }
 
 // The bits of a share's entries: measured were 4.
@@ -111,6 +102,15 @@ void SpendRest(std::span<const ListOptions> lists, int64_t left, std::vector<int
 }
 
 }  // namespace
+
+PageFormat FormatOf(int key, int value, const PageFormat& dense) {
+  return {key >= 16 ? dense.key : *CodecOfBits(key), value >= 16 ? dense.value : *CodecOfBits(value)};
+}
+
+bool Allowed(const SphericalLimits& limits, int key, int value) {
+  return (limits.key == 0 || limits.key == key) && (limits.value == 0 || limits.value == value) && key >= limits.floor &&
+         value >= limits.floor;
+}
 
 double CostOfBits(const ListCosts& costs, int key, int value) { return CostAt(costs.key, key) + CostAt(costs.value, value); }
 

@@ -57,6 +57,10 @@ ListOptions OptionsOf(const ListCosts& costs, const PlanShape& shape, const Sphe
 // everything at the most bits that fit, and below that the largest share at 4 bits. Empty: nothing fits.
 ListOptions UniformOptions(const PlanShape& shape, const SphericalLimits& limits);
 
+// Whether `limits` allow these bits.
+bool Allowed(const SphericalLimits& limits, int key, int value);
+PageFormat FormatOf(int key, int value, const PageFormat& dense);
+
 // What a list of these costs loses at a share of its entries at 4 bits: log-log between measured shares.
 double CostOfShare(const ListCosts& costs, double share);
 // With everything kept at these bits; keys and values add up.

@@ -1,6 +1,7 @@
 #include "kvcache/policies/spherical_request.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/check.h"
 #include "kernels/spherical.h"
+#include "kvcache/page_format.h"
 
 namespace loupe {
 namespace {
@@ -111,7 +113,7 @@ absl::Status TooSmall(const KvOptions& options, const PlanShape& shape, const Sp
   const char* unit = shape.in_entries ? " entries" : " bytes";
   return Refuse(BudgetField(options),
                 absl::StrCat("is ", options.budget.value, ", which is ", size, unit, " for ", lists, " lists, but at least ", least * lists,
-                             unit, " are needed: ", shape.protected_entries, " protected entries a list",
+                             unit, " are needed: ", shape.protected_entries, " protected entries a list, outliers included",
                              limits.retention == Retention::kBits ? ", and retention bits drops nothing" : "",
                              "; raise the budget or protect less"));
 }
@@ -145,6 +147,18 @@ absl::Status ChooseLanding(const SphericalProfile* profile, const SphericalLimit
   return absl::OkStatus();
 }
 
+// A budget that holds for generated tokens, too, leaves room for those that come between two refreshes.
+absl::Status PlanDecode(const KvOptions& options, const PolicyContext& context, int64_t size, SphericalPlan* plan) {
+  if (WordParam(options, "decode") != "evict" || size < 0) return absl::OkStatus();
+  if (WordParam(options, "retention") == "bits") {
+    return Refuse("params.decode", "is evict, but with retention bits nothing is dropped; choose append or another retention");
+  }
+  const bool in_entries = options.budget.kind == KvBudget::Kind::kTokens;
+  plan->evicts = true, plan->in_entries = in_entries, plan->bytes = size;
+  plan->growth = context.num_lists() * kCodeInterval * (in_entries ? 1 : EntryBytes(plan->coding.landing, context.head_dim));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<SphericalPlan> PlanSpherical(const KvOptions& options, const PolicyContext& context) {
@@ -163,6 +177,8 @@ absl::StatusOr<SphericalPlan> PlanSpherical(const KvOptions& options, const Poli
 
   SphericalPlan plan;
   plan.entries = context.num_prompt, plan.protected_entries = protection->Count(context.num_prompt);
+  plan.outliers = static_cast<int>(std::ceil(NumberParam(options, "outliers") * (plan.entries - plan.protected_entries)));
+  plan.protected_entries += plan.outliers;
   plan.protection = *std::move(protection), plan.coding = *coding;
   const PlanShape shape{&context, plan.entries, plan.protected_entries, coding->landing,
                         options.budget.kind == KvBudget::Kind::kTokens};
@@ -173,8 +189,12 @@ absl::StatusOr<SphericalPlan> PlanSpherical(const KvOptions& options, const Poli
     return plan;
   }
   LOUPE_CHECK(*profile == nullptr || (*profile)->num_lists() == context.num_lists()) << "a profile of another model came this far";
+  if (absl::Status s = PlanDecode(options, context, size, &plan); !s.ok()) return s;
   const bool is_free = in_bytes && !coding->while_prefilling && WordParam(options, "protected_bits") == "auto";
-  if (!ChooseLanding(profile->get(), limits, size, is_free, shape, &plan).ok()) return TooSmall(options, shape, limits, size);
+  if (!ChooseLanding(profile->get(), limits, size - plan.growth, is_free, shape, &plan).ok()) {
+    return TooSmall(options, shape, limits, size - plan.growth);
+  }
+  plan.limits = limits, plan.profile = *std::move(profile);
   return plan;
 }
 

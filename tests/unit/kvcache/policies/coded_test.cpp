@@ -160,6 +160,44 @@ TEST(Coded, EvictFormsHoldTheirBytes) {
   }
 }
 
+// After a preemption generated tokens come back many at a time, into other pages than those they came to one by one.
+void ExpectRowsSeeTheSameTogether(PolicyRun& run, const Rows& rows, int prompt, int generated, const KvOptions& options) {
+  const auto made = run.Make(options, prompt);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const SeqId alone = run.Prefill(**made, rows, prompt, 64), together = run.Prefill(**made, rows, prompt, 64);
+  for (int at = prompt, n = 0; at < prompt + generated; at += n) {
+    n = std::min({7, prompt + generated - at, kCodeInterval - (at - prompt) % kCodeInterval});
+    std::vector<float> one_by_one;
+    for (int i = 0; i < n; ++i) {
+      const std::vector<float> out = run.Step({alone, 0, 1, false}, rows, at + i);
+      one_by_one.insert(one_by_one.end(), out.begin(), out.end());
+    }
+    EXPECT_EQ(run.Step({together, 0, n, false}, rows, at), one_by_one) << "from token " << at << " on";
+  }
+  run.cache().Close(alone), run.cache().Close(together);
+}
+
+TEST(Coded, RowsThatComeTogetherSeeWhatTheySawAlone) {
+  constexpr int kGenerated = 50;
+  PolicyRun run({2, 4, 2, 64});
+  const Rows rows = RandomRows(run.shape(), 400 + kGenerated, 9);
+  for (const int prompt : {180, 400}) {
+    // 97 entries leave three small pages behind a full one, 225 behind three.
+    for (const int tokens : {0, 97, prompt == 180 ? 100 : 225}) {
+      const KvBudget budget = tokens > 0 ? KvBudget{KvBudget::Kind::kTokens, static_cast<double>(tokens)} : KvBudget{};
+      for (const int recent : {0, 13, 64}) {
+        for (const char* protected_bits : {"dense", "16", "8"}) {
+          KvOptions options = Options(tokens > 0 ? "snapkv" : "full", protected_bits == std::string("dense") ? 16 : 4, budget);
+          SCOPED_TRACE(absl::StrCat(prompt, " tokens, budget ", tokens, ", recent ", recent, ", protected ", protected_bits));
+          options.protect.recent = recent;
+          if (options.bits.key == 4) options.params["protected_bits"] = std::string(protected_bits);
+          ExpectRowsSeeTheSameTogether(run, rows, prompt, kGenerated, options);
+        }
+      }
+    }
+  }
+}
+
 TEST(Coded, SixteenBitsAreTheDensePolicy) {
   PolicyRun run({2, 4, 2, 64});
   const Rows rows = RandomRows(run.shape(), kPrompt, 4);

@@ -156,6 +156,90 @@ TEST_F(SphericalPolicy, GeneratedTokensAreCodedOnceTheyAreOld) {
   }
 }
 
+TEST_F(SphericalPolicy, EvictHoldsTheBudgetForGeneratedTokens) {
+  for (const bool profile : {false, true}) {
+    if (profile) run_.Use(testing::RandomProfile(kShape.layers, kShape.groups, kShape.dim));
+    for (const double ratio : {0.5, 0.2, 0.1}) {
+      SCOPED_TRACE(absl::StrCat(ratio, profile ? " by a profile" : ""));
+      KvOptions options = Options(ratio);
+      options.params["decode"] = std::string("evict");
+      options.protect.recent = 32;
+      const auto policy = Make(options);
+      const SeqId seq = run_.Prefill(*policy, rows_, kPrompt, 512);
+      const int64_t lists = kShape.layers * kShape.groups, page = run_.cache().policy_context(kPrompt).page_bytes;
+      int refreshes = 0;
+      KvSequenceReport before = run_.cache().Report(seq);
+      for (int t = 0; t < 300; ++t) {
+        run_.Step({seq, 0, 1, false}, rows_, kPrompt + t);
+        const KvSequenceReport report = run_.cache().Report(seq);
+        EXPECT_LE(report.device_bytes, policy->MaxBytes(t + 1)) << t;
+        // A tail may be a large page until the next refresh.
+        ASSERT_LE(static_cast<double>(report.device_bytes), ratio * static_cast<double>(full()) + static_cast<double>(lists * page)) << t;
+        refreshes += report.entries_dropped != before.entries_dropped;
+        before = report;
+        const std::vector<int32_t> positions = run_.cache().ListPositions(seq, 1, 0);
+        const std::set<int32_t> there(positions.begin(), positions.end());
+        for (int p = 0; p < 4; ++p) ASSERT_TRUE(there.count(p)) << "sink " << p;
+        for (int p = kPrompt + t - 31; p <= kPrompt + t; ++p) ASSERT_TRUE(there.count(p)) << p << " of the last 32";
+      }
+      EXPECT_LT(refreshes, 300 / 16 * 2 / 3) << "pages have no rest";
+      EXPECT_LE(static_cast<double>(run_.cache().Report(seq).device_bytes), ratio * static_cast<double>(full()) + static_cast<double>(lists * page));
+      run_.cache().Close(seq);
+    }
+  }
+}
+
+TEST_F(SphericalPolicy, OutliersStayAsProtectedOnesDo) {
+  run_.Use(testing::RandomProfile(kShape.layers, kShape.groups, kShape.dim));
+  const std::set<int32_t> longest = {100, 333, 640, 901};
+  for (auto& layer : rows_.k) {
+    for (const int32_t p : longest) {
+      for (int i = 0; i < kShape.groups * kShape.dim; ++i) layer[static_cast<size_t>(p * kShape.groups * kShape.dim + i)] *= 9;
+    }
+  }
+  for (const double ratio : {0.3, 0.08}) {
+    for (const char* decode : {"append", "evict"}) {
+      SCOPED_TRACE(absl::StrCat(ratio, " ", decode));
+      KvOptions options = Options(ratio);
+      options.params["outliers"] = 0.004;  // of 932: four
+      options.params["decode"] = std::string(decode);
+      const auto policy = Make(options);
+      const PageFormat landing = *policy->landing_format(false);
+      const SeqId seq = run_.Prefill(*policy, rows_, kPrompt, 512);
+      EXPECT_LE(static_cast<double>(run_.cache().Report(seq).prompt_device_bytes), ratio * static_cast<double>(full()));
+      std::set<std::pair<int, int>> all_alike;  // lists whose own format is that of new entries
+      for (int i = 0; i < kShape.layers * kShape.groups; ++i) {
+        if (Formats(seq, i / kShape.groups, i % kShape.groups).size() == 1) all_alike.insert({i / kShape.groups, i % kShape.groups});
+      }
+      for (int t = 0; t < 200; ++t) run_.Step({seq, 0, 1, false}, rows_, kPrompt + t);
+      for (int layer = 0; layer < kShape.layers; ++layer) {
+        for (int g = 0; g < kShape.groups; ++g) {
+          const std::vector<int32_t> positions = run_.cache().ListPositions(seq, layer, g);
+          std::set<int32_t> found;
+          int others = 0;
+          size_t at = 0;
+          for (const PageRef& page : run_.cache().ListPages(seq, layer, g)) {
+            for (int slot = 0; slot < page.count; ++slot, ++at) {
+              const int32_t p = positions[at];
+              if (page.page_class().format != landing || p < 4 || p >= kPrompt - 64) continue;
+              longest.count(p) ? static_cast<void>(found.insert(p)) : static_cast<void>(++others);
+            }
+          }
+          EXPECT_EQ(found, longest) << layer << " " << g;
+          if (!all_alike.count({layer, g})) EXPECT_EQ(others, 0);
+        }
+      }
+      run_.cache().Close(seq);
+    }
+  }
+  KvOptions options = Options(0.3);
+  options.params["outliers"] = 0.2;
+  ExpectRefused(options, {"outliers", "0.2", "0.1"});
+  options = Options(0.3);
+  options.params["decode"] = std::string("evict"), options.params["retention"] = std::string("bits");
+  ExpectRefused(options, {"decode", "bits"});
+}
+
 TEST_F(SphericalPolicy, ChunksAndPrefillInCodesKeepTheSame) {
   run_.Use(testing::RandomProfile(kShape.layers, kShape.groups, kShape.dim));
   const auto policy = Make(Options(0.1));
