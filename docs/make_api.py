@@ -45,7 +45,7 @@ only if `additionalProperties` says so, a schema without `type` has the type tha
 **Expressions** match the whole answer: characters, classes, `.`, `\\d \\w \\s` and their opposites, `\\p{...}`, groups, `|`, `* + ? {m,n}`
 (up to 65,536). `\\d` and `\\w` are ASCII. `^` and `$` may stand at the ends. Refused: look-around, back references, flags, `\\b`.
 
-A form may have 200,000 states and 90 ms to compile; a token's choice has 1,000,000 elementary steps. What needs more is refused with 400,
+A form may have 200,000 states and 45 ms of processor time to compile; a token's choice has 1,000,000 elementary steps. What needs more is refused with 400,
 or ends its own request if that shows later.
 
 ## Tools

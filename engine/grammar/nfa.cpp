@@ -75,14 +75,22 @@ std::vector<bool> NfaBuilder::CompletableStates(const std::vector<bool>& ends) c
     StateId from;
     int32_t edge;
   };
-  std::vector<std::vector<Use>> uses(heads_.size());
-  for (size_t s = 0; s < heads_.size(); ++s) {
-    for (int32_t e = heads_[s]; e >= 0; e = edges_[static_cast<size_t>(e)].next) {
-      const Edge& edge = edges_[static_cast<size_t>(e)].edge;
-      uses[static_cast<size_t>(edge.target)].push_back({static_cast<StateId>(s), e});
-      if (edge.kind == Edge::Kind::kCall) uses[static_cast<size_t>(edge.rule)].push_back({static_cast<StateId>(s), e});
+  const auto for_each_use = [&](auto&& told) {
+    for (size_t s = 0; s < heads_.size(); ++s) {
+      for (int32_t e = heads_[s]; e >= 0; e = edges_[static_cast<size_t>(e)].next) {
+        const Edge& edge = edges_[static_cast<size_t>(e)].edge;
+        told(edge.target, Use{static_cast<StateId>(s), e});
+        if (edge.kind == Edge::Kind::kCall) told(edge.rule, Use{static_cast<StateId>(s), e});
+      }
     }
-  }
+  };
+  // Of state s: uses[first_use[s], first_use[s + 1]).
+  std::vector<int32_t> first_use(heads_.size() + 1);
+  for_each_use([&](StateId used, const Use&) { ++first_use[static_cast<size_t>(used)]; });
+  for (size_t s = 1; s < first_use.size(); ++s) first_use[s] += first_use[s - 1];
+  std::vector<Use> uses(static_cast<size_t>(first_use.back()));
+  for_each_use([&](StateId used, const Use& use) { uses[static_cast<size_t>(--first_use[static_cast<size_t>(used)])] = use; });
+  CheckTime();
   std::vector<bool> good(ends);
   std::vector<StateId> work;
   for (size_t s = 0; s < ends.size(); ++s) {
@@ -91,7 +99,8 @@ std::vector<bool> NfaBuilder::CompletableStates(const std::vector<bool>& ends) c
   while (!work.empty()) {
     const auto state = static_cast<size_t>(work.back());
     work.pop_back();
-    for (const Use& use : uses[state]) {
+    for (int32_t u = first_use[state]; u < first_use[state + 1]; ++u) {
+      const Use& use = uses[static_cast<size_t>(u)];
       const Edge& edge = edges_[static_cast<size_t>(use.edge)].edge;
       const bool through = edge.kind != Edge::Kind::kCall ||
                            (good[static_cast<size_t>(edge.target)] && good[static_cast<size_t>(edge.rule)]);
@@ -138,6 +147,7 @@ Program NfaBuilder::Finish(Rule start) {
     }
   }
   program.first_edge.push_back(static_cast<int32_t>(program.edges.size()));
+  CheckTime();
   program.start = start.start;
   FindClasses(&program);
   return program;

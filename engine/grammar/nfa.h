@@ -26,7 +26,7 @@ class Cancelled {};
 
 struct CompileLimits {
   int max_states = 200'000;
-  std::chrono::milliseconds max_time{90};  // of the thread, so that a busy machine refuses nothing
+  std::chrono::milliseconds max_time{45};  // of the thread, so that a busy machine refuses nothing; the first mask comes on top
   std::function<bool()> cancelled;  // looked at now and then; empty: never
 };
 
