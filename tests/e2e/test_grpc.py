@@ -78,7 +78,7 @@ def test_bad_requests(stub, protos, change, code):
 
 def test_kv_policies_are_listed(stub, protos):
     policies = {p.name: p for p in stub.ListKvPolicies(protos.inference.ListKvPoliciesRequest()).policies}
-    assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff", "polykv"} == set(policies)
+    assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff", "polykv", "spherical"} == set(policies)
     window = policies["snapkv"].parameters[0]
     assert (window.name, window.default_number, window.min, window.max) == ("window", 64, 1, 512)
 

@@ -49,7 +49,8 @@ def run(args, *command):
 
 
 def make_items(args, path):
-    with path.open("w", encoding="utf-8") as out:
+    part = path.with_suffix(".part")  # a file under its own name is whole
+    with part.open("w", encoding="utf-8") as out:
         for i in range(args.items):
             rng = random.Random(f"graceful/{i}")
             task, context, question, tokens = (tool_prompt if i % 2 == 0 else step_prompt)(rng)
@@ -57,6 +58,7 @@ def make_items(args, path):
             if answer:
                 out.write(json.dumps({"id": f"{task}-{i}", "task": task, "context": context, "question": question, "answer_prefix": "",
                                       "answers": [answer], "scoring": "lcp_words", "max_new_tokens": tokens}) + "\n")
+    part.rename(path)
 
 
 def main():
