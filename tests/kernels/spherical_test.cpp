@@ -106,6 +106,44 @@ std::vector<TestEntry> RandomEntries(AttendCase& c, int n) {
   return entries;
 }
 
+// Where stores go when an entry is coded: to its own codes and scales. Nothing as long as a dense key is written anywhere, and
+// neighbours keep their bits even where they share a byte.
+TEST(Spherical, CodingAnEntryStoresItsCodesAndNothingElse) {
+  constexpr int64_t kWatched = 1 << 18;
+  for (const Target& target : testing::UsableTargets()) {
+    for (const int dim : {64, 128}) {
+      for (const PageFormat& format : {PageFormat{Codec::kS8, Codec::kS8}, PageFormat{Codec::kS4, Codec::kS2}, PageFormat{Codec::kS3, Codec::kS3}}) {
+        SCOPED_TRACE(target + " D " + std::to_string(dim) + " bits " + std::to_string(CodecBits(format.key)));
+        AttendCase c(target, dim, 1, 1, 77);
+        const PageClass page_class = {format, false, false};
+        TestList before, list, behind;
+        c.AddPage(&before, page_class, RandomEntries(c, 64));
+        c.AddPage(&list, page_class, RandomEntries(c, 20));
+        c.AddPage(&behind, page_class, RandomEntries(c, 64));
+        const int64_t begin = int64_t{list.pages[0].unit - before.pages[0].unit} * kPageAlignment;
+        const int64_t end = begin + MakePageLayout(page_class, dim).bytes;
+        for (int e = 0; e < 20; ++e) {
+          const std::vector<uint8_t> was = c.arena.Read(before.pages[0], 0, kWatched);
+          c.Append(&list, RandomEntries(c, 1));
+          const std::vector<uint8_t> is = c.arena.Read(before.pages[0], 0, kWatched);
+          int64_t changed = 0;
+          for (int64_t at = 0; at < kWatched; ++at) {
+            if (was[static_cast<size_t>(at)] == is[static_cast<size_t>(at)]) continue;
+            ++changed;
+            ASSERT_TRUE(at >= begin && at < end) << "a store outside the page, " << at - begin << " bytes from its begin";
+          }
+          // s3 keeps signs apart, where a byte holds those of neighbours.
+          const int64_t shared = format.key == Codec::kS3 ? dim : 0;
+          EXPECT_LE(changed, PlaneBytes(format.key, dim) + PlaneBytes(format.value, dim) + 4 + shared);
+          EXPECT_LT(changed, 4 * dim) << "as long as a dense entry";
+          EXPECT_GT(changed, 0);
+        }
+        ExpectCodes(c, list.pages[0], list.entries, 0);
+      }
+    }
+  }
+}
+
 // Appended at once, in pieces that end anywhere, or transcoded from f32: the same bits, in every slot of every class.
 TEST(Spherical, CodesEqualPlainLoops) {
   for (const Target& target : testing::UsableTargets()) {

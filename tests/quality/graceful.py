@@ -49,15 +49,24 @@ def run(args, *command):
 
 
 def make_items(args, path):
+    """What the full cache answers is what is asked of all policies, to the letter: a first pass only collects it."""
+    items = []
+    for i in range(args.items):
+        rng = random.Random(f"graceful/{i}")
+        task, context, question, tokens = (tool_prompt if i % 2 == 0 else step_prompt)(rng)
+        items.append({"id": f"{task}-{i}", "task": task, "context": context, "question": question, "answer_prefix": "", "answers": ["?"],
+                      "scoring": "lcp_words", "max_new_tokens": tokens})
+    unanswered, answers = path.with_suffix(".unanswered"), path.with_suffix(".answers")
+    unanswered.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    run(args, "eval", "items", "--items", str(unanswered), "--results", str(answers), "--kv", '{"policy": "full"}')
+    cells = [json.loads(line) for line in answers.open(encoding="utf-8")]
+    full = {}
+    for cell in cells:
+        if cell.get("cell", "").endswith("|full cache"):
+            full[cell["cell"].split("|")[2].split()[0]] = cell["result"]["answer"]
     part = path.with_suffix(".part")  # a file under its own name is whole
-    with part.open("w", encoding="utf-8") as out:
-        for i in range(args.items):
-            rng = random.Random(f"graceful/{i}")
-            task, context, question, tokens = (tool_prompt if i % 2 == 0 else step_prompt)(rng)
-            answer = run(args, "generate", "--prompt", context + question, "--max-tokens", str(tokens))[0]["text"].strip()
-            if answer:
-                out.write(json.dumps({"id": f"{task}-{i}", "task": task, "context": context, "question": question, "answer_prefix": "",
-                                      "answers": [answer], "scoring": "lcp_words", "max_new_tokens": tokens}) + "\n")
+    part.write_text("".join(json.dumps({**item, "answers": [full[item["id"]]]}) + "\n" for item in items if full[item["id"]].strip()),
+                    encoding="utf-8")
     part.rename(path)
 
 
