@@ -238,7 +238,10 @@ Json KvPoliciesToJson(bool baselines) {
     if (row.baseline && !baselines) continue;
     Json params = Json::array();
     for (const ParamSpec& spec : row.params) params.push_back(ParamToJson(spec));
-    for (const ParamSpec& spec : CodingParams()) params.push_back(ParamToJson(spec));
+    // A policy that chooses formats has them among its own, in its own words.
+    for (const ParamSpec& spec : CodingParams()) {
+      if (!row.chooses_formats) params.push_back(ParamToJson(spec));
+    }
     list.push_back({{"name", row.name}, {"summary", row.summary}, {"needs", row.needs}, {"formats", formats}, {"parameters", params}});
   }
   return {{"policies", list}};

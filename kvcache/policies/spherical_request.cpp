@@ -106,15 +106,16 @@ absl::Status PlanByProfile(const SphericalProfile& profile, const PlanShape& sha
 }
 
 // The least that a request's protection and limits leave, with the numbers.
-absl::Status TooSmall(const KvOptions& options, const PlanShape& shape, const SphericalLimits& limits, int64_t size) {
+absl::Status TooSmall(const KvOptions& options, const PlanShape& shape, const SphericalLimits& limits, int64_t size, int64_t growth) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const SphericalOption& option : UniformOptions(shape, limits)) least = std::min(least, option.bytes);
   const int64_t lists = shape.context->num_lists();
   const char* unit = shape.in_entries ? " entries" : " bytes";
   return Refuse(BudgetField(options),
-                absl::StrCat("is ", options.budget.value, ", which is ", size, unit, " for ", lists, " lists, but at least ", least * lists,
+                absl::StrCat("is ", options.budget.value, ", which is ", size, unit, " for ", lists, " lists, but at least ", least * lists + growth,
                              unit, " are needed: ", shape.protected_entries, " protected entries a list, outliers included",
                              limits.retention == Retention::kBits ? ", and retention bits drops nothing" : "",
+                             growth > 0 ? ", and room for the tokens between two refreshes" : "",
                              "; raise the budget or protect less"));
 }
 
@@ -127,13 +128,21 @@ double CostOf(const SphericalPlan& plan, const SphericalProfile& profile, const 
   return cost;
 }
 
+// Of all lists between two refreshes.
+int64_t GrowthOf(const SphericalPlan& plan, const PolicyContext& context) {
+  if (!plan.evicts) return 0;
+  return context.num_lists() * kCodeInterval * (plan.in_entries ? 1 : EntryBytes(plan.coding.landing, context.head_dim));
+}
+
 // Protected entries are dense or, where nobody asks otherwise, in 8 bits if the plan loses less so.
 absl::Status ChooseLanding(const SphericalProfile* profile, const SphericalLimits& limits, int64_t size, bool is_free, PlanShape shape,
                            SphericalPlan* plan) {
   const auto make = [&](const PageFormat& landing, SphericalPlan* out) {
     *out = *plan;
     out->coding.landing = shape.landing = landing;
-    return profile != nullptr && size >= 0 ? PlanByProfile(*profile, shape, limits, size, out) : PlanUniform(shape, limits, size, out);
+    out->growth = GrowthOf(*out, *shape.context);
+    const int64_t left = size < 0 ? size : std::max<int64_t>(0, size - out->growth);
+    return profile != nullptr && size >= 0 ? PlanByProfile(*profile, shape, limits, left, out) : PlanUniform(shape, limits, left, out);
   };
   SphericalPlan dense, coded;
   const absl::Status status = make(plan->coding.landing, &dense);
@@ -153,9 +162,7 @@ absl::Status PlanDecode(const KvOptions& options, const PolicyContext& context, 
   if (WordParam(options, "retention") == "bits") {
     return Refuse("params.decode", "is evict, but with retention bits nothing is dropped; choose append or another retention");
   }
-  const bool in_entries = options.budget.kind == KvBudget::Kind::kTokens;
-  plan->evicts = true, plan->in_entries = in_entries, plan->bytes = size;
-  plan->growth = context.num_lists() * kCodeInterval * (in_entries ? 1 : EntryBytes(plan->coding.landing, context.head_dim));
+  plan->evicts = true, plan->in_entries = options.budget.kind == KvBudget::Kind::kTokens, plan->bytes = size;
   return absl::OkStatus();
 }
 
@@ -191,8 +198,8 @@ absl::StatusOr<SphericalPlan> PlanSpherical(const KvOptions& options, const Poli
   LOUPE_CHECK(*profile == nullptr || (*profile)->num_lists() == context.num_lists()) << "a profile of another model came this far";
   if (absl::Status s = PlanDecode(options, context, size, &plan); !s.ok()) return s;
   const bool is_free = in_bytes && !coding->while_prefilling && WordParam(options, "protected_bits") == "auto";
-  if (!ChooseLanding(profile->get(), limits, size - plan.growth, is_free, shape, &plan).ok()) {
-    return TooSmall(options, shape, limits, size - plan.growth);
+  if (!ChooseLanding(profile->get(), limits, size, is_free, shape, &plan).ok()) {
+    return TooSmall(options, shape, limits, size, GrowthOf(plan, context));
   }
   plan.limits = limits, plan.profile = *std::move(profile);
   return plan;

@@ -160,6 +160,9 @@ def test_messages_and_roles_are_protected(server):
 
 def test_policies_are_listed(server):
     policies = {p["name"]: p for p in httpx.get(server.url + "/v1/kv/policies").json()["policies"]}
+    for policy in policies.values():
+        names = [p["name"] for p in policy["parameters"]]
+        assert len(names) == len(set(names)), names
     assert {"auto", "full", "streaming", "h2o", "tova", "snapkv", "adakv", "pyramidkv", "chunkkv", "keydiff", "polykv", "spherical"} == set(policies)
     assert all(p["summary"] and {"dense", "s8", "s4", "s3", "s2"} <= set(p["formats"]) for p in policies.values())
     assert {"prefill", "protected_bits"} <= {p["name"] for p in policies["full"]["parameters"]}

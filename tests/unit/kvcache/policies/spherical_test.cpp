@@ -189,6 +189,27 @@ TEST_F(SphericalPolicy, EvictHoldsTheBudgetForGeneratedTokens) {
   }
 }
 
+// Short prompts leave no room for what comes between two refreshes: refused, not served without a limit.
+TEST_F(SphericalPolicy, EvictRefusesWhatItCannotHold) {
+  run_.Use(testing::RandomProfile(kShape.layers, kShape.groups, kShape.dim));
+  for (const int prompt : {15, 16, 17, 40, 63, 64, 65, 130, 400}) {
+    for (const double ratio : {0.05, 0.1, 0.3, 0.6, 0.9}) {
+      KvOptions options = Options(ratio);
+      options.params["decode"] = std::string("evict");
+      const auto policy = run_.Make(options, prompt);
+      const PolicyContext context = run_.cache().policy_context(prompt);
+      const double budget = ratio * static_cast<double>(context.entry_bytes * context.num_lists() * prompt);
+      if (!policy.ok()) {
+        EXPECT_TRUE(absl::IsInvalidArgument(policy.status())) << policy.status();
+        continue;
+      }
+      const SeqId seq = run_.Prefill(**policy, rows_, prompt, 64);
+      EXPECT_LE(static_cast<double>(run_.cache().Report(seq).prompt_device_bytes), budget) << prompt << " " << ratio;
+      run_.cache().Close(seq);
+    }
+  }
+}
+
 TEST_F(SphericalPolicy, OutliersStayAsProtectedOnesDo) {
   run_.Use(testing::RandomProfile(kShape.layers, kShape.groups, kShape.dim));
   const std::set<int32_t> longest = {100, 333, 640, 901};
