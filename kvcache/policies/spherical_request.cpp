@@ -112,7 +112,8 @@ absl::Status TooSmall(const KvOptions& options, const PlanShape& shape, const Sp
   const int64_t lists = shape.context->num_lists();
   const char* unit = shape.in_entries ? " entries" : " bytes";
   return Refuse(BudgetField(options),
-                absl::StrCat("is ", options.budget.value, ", which is ", size, unit, " for ", lists, " lists, but at least ", least * lists + growth,
+                absl::StrCat("is ", options.budget.value, ", which is ", size, unit, " for ", lists, " lists, but at least ",
+                             least * lists + growth,
                              unit, " are needed: ", shape.protected_entries, " protected entries a list, outliers included",
                              limits.retention == Retention::kBits ? ", and retention bits drops nothing" : "",
                              growth > 0 ? ", and room for the tokens between two refreshes" : "",
